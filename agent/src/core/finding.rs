@@ -1,0 +1,258 @@
+//! What a rule concludes from a window of observations, with its evidence.
+
+use serde::Serialize;
+use tuplewatch_common::address::PortSpaceKey;
+
+use super::time::Moment;
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing; nothing fails.
+    Info,
+    /// Connections are delayed and heal by themselves.
+    Warning,
+    /// Connections fail.
+    Critical,
+}
+
+impl Severity {
+    /// Its name in every output.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+}
+
+/// How sure the rule is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Confidence {
+    /// The pattern fits; a part of the evidence could not be seen.
+    Medium,
+    /// Every part of the pattern was seen.
+    High,
+}
+
+impl Confidence {
+    /// Its name in every output.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+}
+
+/// What a finding says: a signature with its cause, or a look-alike by its own name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub enum Verdict {
+    /// `port_exhaustion` / `l4_reuse_in_time_wait`: SYNs on reused four-tuples are answered by bare
+    /// ACKs, because the responder still holds the former connection in TIME_WAIT.
+    L4ReuseInTimeWait,
+    /// Look-alike: an initiator that lost its state reconnects from the same port; the former
+    /// connection was never closed.
+    HalfOpenReconnect,
+    /// Look-alike: one or two source ports only, used again and again.
+    FixedPortReuse,
+    /// Look-alike: a SYN met a handshake that was never completed (a flood or a scan).
+    SynRecvCollision,
+    /// Look-alike: a TIME_WAIT answered although nothing listens there any more.
+    NoListener,
+    /// Look-alike: late duplicates of SYNs that were accepted before.
+    DuplicateSyn,
+}
+
+impl Verdict {
+    /// Every verdict.
+    pub const ALL: [Self; 6] = [
+        Self::L4ReuseInTimeWait,
+        Self::HalfOpenReconnect,
+        Self::FixedPortReuse,
+        Self::SynRecvCollision,
+        Self::NoListener,
+        Self::DuplicateSyn,
+    ];
+
+    /// The signature, unless it is a look-alike.
+    #[must_use]
+    pub const fn signature(self) -> Option<&'static str> {
+        match self {
+            Self::L4ReuseInTimeWait => Some("port_exhaustion"),
+            _ => None,
+        }
+    }
+
+    /// The cause, or the look-alike's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::L4ReuseInTimeWait => "l4_reuse_in_time_wait",
+            Self::HalfOpenReconnect => "half_open_reconnect",
+            Self::FixedPortReuse => "fixed_port_reuse",
+            Self::SynRecvCollision => "syn_recv_collision",
+            Self::NoListener => "no_listener",
+            Self::DuplicateSyn => "duplicate_syn",
+        }
+    }
+
+    /// It never raises an alert.
+    #[must_use]
+    pub const fn is_look_alike(self) -> bool {
+        self.signature().is_none()
+    }
+}
+
+/// A pool of source ports inferred from completed handshakes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Pool {
+    /// Lowest port.
+    pub first: u16,
+    /// Highest port.
+    pub last: u16,
+    /// Ports seen in between.
+    pub seen: u32,
+}
+
+impl Pool {
+    /// Ports between the two ends.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        u32::from(self.last) - u32::from(self.first) + 1
+    }
+}
+
+/// The numbers that led to a finding. Counts are of the whole episode, which began with the first
+/// symptom and ends when the finding does; `window_*` are of the last window only.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Evidence {
+    /// Opens in the episode.
+    pub opens: u64,
+    /// Bare ACKs that answered a SYN.
+    pub refused_syns: u64,
+    /// … of them where the former connection was closed within the hold.
+    pub refused_after_close: u64,
+    /// … where it was never closed.
+    pub refused_while_open: u64,
+    /// … where its handshake was never completed.
+    pub refused_half_open: u64,
+    /// … where it is not known.
+    pub refused_unknown: u64,
+    /// RSTs by which the initiator answered.
+    pub rsts: u64,
+    /// SYNs sent again.
+    pub syn_retransmits: u64,
+    /// Opens that got through after a bare ACK.
+    pub healed: u64,
+    /// Opens that met the same bare ACK twice or were never answered after one.
+    pub unhealed: u64,
+    /// Opens on a reused four-tuple that were accepted at once.
+    pub reuse_accepted: u64,
+    /// Opens that got no answer in the end.
+    pub unanswered: u64,
+    /// Refused by RST after a bare ACK.
+    pub no_listener: u64,
+    /// Late duplicates.
+    pub duplicate_syns: u64,
+    /// Distinct source ports of refused SYNs.
+    pub refused_ports: u32,
+    /// Distinct source ports of completed handshakes in the ageing window.
+    pub ports_seen: u32,
+    /// The pool, where it could be inferred.
+    pub pool: Option<Pool>,
+    /// Sockets in TIME_WAIT of this port space now (this host only).
+    pub time_wait: u32,
+    /// Most of them at once.
+    pub time_wait_peak: u32,
+    /// Sockets in use now.
+    pub in_use: u32,
+    /// Shortest time in seconds from the end of a connection to the refused SYN on its four-tuple.
+    pub reuse_interval_min_seconds: Option<f64>,
+    /// Longest such time.
+    pub reuse_interval_max_seconds: Option<f64>,
+    /// Length of the window in seconds.
+    pub window_seconds: f64,
+    /// Refused SYNs in the window.
+    pub window_refused: u64,
+    /// Opens in the window.
+    pub window_opens: u64,
+    /// New connections per second over the window.
+    pub opens_per_second: f64,
+    /// Some refused four-tuples, newest last.
+    pub samples: Vec<Sample>,
+}
+
+/// One refused SYN.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// When (nanoseconds of the source's clock).
+    pub time_ns: u64,
+    /// Source port.
+    pub port: u16,
+    /// Initial sequence number of the SYN.
+    pub isn: u32,
+    /// Acknowledgement number of the bare ACK.
+    pub ack: u32,
+    /// Seconds since the end of the former connection, if known.
+    pub reuse_interval_seconds: Option<f64>,
+}
+
+/// A process that opens the connections.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpenedBy {
+    /// Process id in the initial pid namespace.
+    pub pid: u32,
+    /// Command name.
+    pub command: String,
+    /// Its control group (inode of the directory), 0 if unknown.
+    #[serde(skip)]
+    pub cgroup_id: u64,
+    /// Path of its control group, if it could be read.
+    pub cgroup: Option<String>,
+    /// Connections opened per second over the window.
+    pub opens_per_second: f64,
+    /// Connections opened in all.
+    pub opens: u64,
+    /// Mean lifetime in seconds, if any was closed.
+    pub lifetime_seconds: Option<f64>,
+}
+
+/// A look-alike considered, and why it is not the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuledOut {
+    /// Its name.
+    pub name: &'static str,
+    /// The numbers that speak against it.
+    pub why: String,
+}
+
+/// One conclusion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// What.
+    pub verdict: Verdict,
+    /// Where.
+    pub space: PortSpaceKey,
+    /// When the episode began.
+    pub since: Moment,
+    /// How bad.
+    pub severity: Severity,
+    /// How sure.
+    pub confidence: Confidence,
+    /// Why.
+    pub evidence: Evidence,
+    /// What else it might have been.
+    pub ruled_out: Vec<RuledOut>,
+    /// Who opens the connections (at the initiator).
+    pub opened_by: Vec<OpenedBy>,
+    /// One line for a person.
+    pub summary: String,
+    /// What to do.
+    pub remedy: String,
+}

@@ -1,0 +1,62 @@
+//! Paths of control groups by their inode number.
+
+use std::{collections::HashMap, fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use crate::core::{finding::Finding, report::Change};
+
+/// Control groups by inode. Read anew when one is asked for that is not known.
+#[derive(Debug, Default)]
+pub struct Cgroups {
+    paths: HashMap<u64, String>,
+}
+
+/// Where cgroup v2 is mounted, alone or beside v1.
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// A host has hundreds of them; something is wrong beyond this.
+const MOST: usize = 20_000;
+
+impl Cgroups {
+    /// Gives the processes of changed findings the paths of their control groups.
+    pub fn name(&mut self, changes: &mut [Change]) {
+        for change in changes {
+            match change {
+                Change::Alert(alert) => self.name_finding(&mut alert.finding),
+                Change::LookAlike { finding, .. } => self.name_finding(finding),
+            }
+        }
+    }
+
+    fn name_finding(&mut self, finding: &mut Finding) {
+        for opener in finding.opened_by.iter_mut().filter(|o| o.cgroup_id != 0) {
+            if !self.paths.contains_key(&opener.cgroup_id) {
+                self.read();
+            }
+            opener.cgroup = self.paths.get(&opener.cgroup_id).cloned();
+        }
+    }
+
+    fn read(&mut self) {
+        self.paths.clear();
+        for mount in MOUNTS {
+            // The unified hierarchy is the one that has this file everywhere.
+            if Path::new(mount).join("cgroup.controllers").exists() {
+                self.walk(Path::new(mount), "/");
+                return;
+            }
+        }
+    }
+
+    fn walk(&mut self, directory: &Path, name: &str) {
+        if self.paths.len() >= MOST {
+            return;
+        }
+        let Ok(metadata) = fs::metadata(directory) else { return };
+        self.paths.insert(metadata.ino(), name.to_owned());
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                let child = format!("{}/{}", name.trim_end_matches('/'), entry.file_name().display());
+                self.walk(&entry.path(), &child);
+            }
+        }
+    }
+}

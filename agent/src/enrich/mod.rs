@@ -1,0 +1,3 @@
+//! Adds to findings what the core cannot know, at the edge: names behind numbers.
+
+pub mod cgroup;

@@ -1,0 +1,269 @@
+//! Where the running kernel keeps the fields that the programs read: one table, one line for each fact.
+//!
+//! A line names the struct, the member, its expected size and the hooks that read it. `resolve.rs` looks the lines
+//! up and adds the few facts that take more than one look-up.
+
+use super::hook::{Hook, Needs};
+
+/// Value of a field that this kernel does not have, or has in another size than the programs can read.
+pub const ABSENT: u32 = u32::MAX;
+
+/// One line of the table: a member whose offset is read from BTF as it stands.
+pub struct Fact {
+    /// Name of the field in [`Layout`].
+    pub name: &'static str,
+    /// Kernel struct.
+    pub structure: &'static str,
+    /// Member, dotted through embedded structs.
+    pub path: &'static str,
+    /// Size that the programs read, in bytes. Another size on the running kernel makes the fact missing.
+    pub size: u32,
+    pub(super) needs: Needs,
+    pub(super) field: fn(&mut Layout) -> &mut u32,
+}
+
+macro_rules! layout {
+    (
+        members { $($(#[$doc:meta])* $name:ident: $structure:ident $path:literal $size:literal $needs:expr;)* }
+        derived { $($(#[$other_doc:meta])* $other:ident;)* }
+    ) => {
+        /// Offsets in bytes and a few other numbers of the running kernel; [`ABSENT`] where it has no such thing.
+        /// Little-endian, 64 bit.
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Layout {
+            $(
+                $(#[$doc])*
+                ///
+                #[doc = concat!("Offset of `", $path, "` (", $size, " bytes) in `struct ", stringify!($structure), "`.")]
+                pub $name: u32,
+            )*
+            $($(#[$other_doc])* pub $other: u32,)*
+        }
+
+        impl Layout {
+            /// A layout in which everything is [`ABSENT`].
+            pub const UNKNOWN: Self = Self { $($name: ABSENT,)* $($other: ABSENT,)* };
+
+            /// The table: members whose offset is read as it stands.
+            pub const FACTS: &'static [Fact] = &[$(Fact {
+                name: stringify!($name),
+                structure: stringify!($structure),
+                path: $path,
+                size: $size,
+                needs: $needs,
+                field: |layout| &mut layout.$name,
+            },)*];
+
+            /// All fields with their names, in the order of the struct: for logs, and for globals set one by one.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u32)> {
+                [$((stringify!($name), self.$name),)* $((stringify!($other), self.$other),)*].into_iter()
+            }
+        }
+    };
+}
+
+use Hook::{Census, Lifecycle, ReceiveReset, Retransmit, SendReset};
+
+const ALL: &[Hook] = &[Lifecycle, Retransmit, SendReset, ReceiveReset, Census];
+/// No hook can say anything without the four-tuple and the state.
+const TUPLE: Needs = Needs::essential(ALL);
+/// A kernel without IPv6 or without network namespaces has no such member, and nothing is lost.
+const TUPLE_DETAIL: Needs = Needs::detail(ALL);
+const CGROUP: Needs = Needs::detail(&[Lifecycle, Census]);
+const SEQUENCE: Needs = Needs::detail(&[Lifecycle, Retransmit, SendReset, Census]);
+const PROGRESS: Needs = Needs::detail(&[Retransmit, Census]);
+const IDLE: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
+const PROCESS: Needs = Needs::detail(&[Lifecycle]);
+const WALK: Needs = Needs::essential(&[Census]);
+const ROW: Needs = Needs::detail(&[Census]);
+
+layout! {
+    members {
+        // struct sock_common: the start of every row, full socket, TIME_WAIT or request alike.
+
+        /// Peer's IPv4 address, network order.
+        skc_daddr: sock_common "skc_daddr" 4 TUPLE;
+        /// Own IPv4 address, network order.
+        skc_rcv_saddr: sock_common "skc_rcv_saddr" 4 TUPLE;
+        /// Peer's port, network order.
+        skc_dport: sock_common "skc_dport" 2 TUPLE;
+        /// Own port, host order. 0 while a port is being searched, and again once the port is given back.
+        skc_num: sock_common "skc_num" 2 TUPLE;
+        /// `AF_INET` or `AF_INET6`.
+        skc_family: sock_common "skc_family" 2 TUPLE;
+        /// TCP state, `TCP_ESTABLISHED` = 1 … `TCP_NEW_SYN_RECV` = 12.
+        skc_state: sock_common "skc_state" 1 TUPLE;
+        /// Pointer to the `struct net` of the socket.
+        skc_net: sock_common "skc_net.net" 8 TUPLE_DETAIL;
+        /// Peer's IPv6 address.
+        skc_v6_daddr: sock_common "skc_v6_daddr" 16 TUPLE_DETAIL;
+        /// Own IPv6 address.
+        skc_v6_rcv_saddr: sock_common "skc_v6_rcv_saddr" 16 TUPLE_DETAIL;
+        /// Node by which a row hangs in the established hash (and, since 5.19, a listener in `lhash2`). The chain
+        /// ends in an odd pointer.
+        skc_nulls_node: sock_common "skc_nulls_node" 16 WALK;
+        /// Interface that the socket is bound to, or 0.
+        skc_bound_dev_if: sock_common "skc_bound_dev_if" 4 ROW;
+
+        // struct inet_sock, struct tcp_sock, struct inet_connection_sock: full sockets only.
+
+        /// Own port, network order. It is still 0 at SYN_SENT → CLOSE only if connect() found no port.
+        inet_sport: inet_sock "inet_sport" 2 Needs::essential(&[Lifecycle]);
+        /// Error of the socket (`errno`), why connect() failed.
+        sk_err: sock "sk_err" 4 Needs::detail(&[Lifecycle]);
+        /// First byte not acknowledged yet; ISN + 1 at SYN_SENT → ESTABLISHED.
+        snd_una: tcp_sock "snd_una" 4 SEQUENCE;
+        /// Next byte to be sent.
+        snd_nxt: tcp_sock "snd_nxt" 4 SEQUENCE;
+        /// End of the data in the send queue; the ISN right after connect() chose it.
+        write_seq: tcp_sock "write_seq" 4 SEQUENCE;
+        /// Next byte expected.
+        rcv_nxt: tcp_sock "rcv_nxt" 4 SEQUENCE;
+        /// Segments sent and not acknowledged.
+        packets_out: tcp_sock "packets_out" 4 PROGRESS;
+        /// Time of the last ACK received, low 32 bits of jiffies.
+        rcv_tstamp: tcp_sock "rcv_tstamp" 4 IDLE;
+        /// Time of the last data sent, low 32 bits of jiffies.
+        lsndtime: tcp_sock "lsndtime" 4 IDLE;
+        /// Time of the last data received, low 32 bits of jiffies.
+        lrcvtime: inet_connection_sock "icsk_ack.lrcvtime" 4 IDLE;
+        /// Timeouts in a row without an answer.
+        icsk_retransmits: inet_connection_sock "icsk_retransmits" 1 PROGRESS;
+        /// Doublings of the timeout.
+        icsk_backoff: inet_connection_sock "icsk_backoff" 1 PROGRESS;
+        /// Window or keep-alive probes in a row without an answer.
+        icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 PROGRESS;
+
+        // struct inet_timewait_sock: rows in state TCP_TIME_WAIT.
+
+        /// `TCP_TIME_WAIT` or `TCP_FIN_WAIT2` (a row that waits for the peer's FIN).
+        tw_substate: inet_timewait_sock "tw_substate" 1 ROW;
+        /// Own port, network order.
+        tw_sport: inet_timewait_sock "tw_sport" 2 ROW;
+        /// When the row ends, jiffies.
+        tw_expires: inet_timewait_sock "tw_timer.expires" 8 ROW;
+        /// Last time a timestamp of the peer was seen, seconds; 0 without timestamps: such a port cannot be reused.
+        tw_ts_recent_stamp: tcp_timewait_sock "tw_ts_recent_stamp" 4 ROW;
+
+        // struct tcp_request_sock: rows in state TCP_NEW_SYN_RECV. Addresses and ports are in sock_common.
+
+        /// ISN of the peer's SYN.
+        req_rcv_isn: tcp_request_sock "rcv_isn" 4 ROW;
+        /// ISN of our SYN-ACK.
+        req_snt_isn: tcp_request_sock "snt_isn" 4 ROW;
+        /// Repetitions of the SYN-ACK.
+        req_num_retrans: request_sock "num_retrans" 1 ROW;
+
+        // The way to the tables: current task → namespace → tcp_death_row → hashinfo.
+
+        /// Pointer to the namespaces of a task.
+        task_nsproxy: task_struct "nsproxy" 8 WALK;
+        /// Pointer to the network namespace.
+        nsproxy_net_ns: nsproxy "net_ns" 8 WALK;
+        /// Number of the network namespace, as in `/proc/<pid>/ns/net`.
+        net_inum: net "ns.inum" 4 TUPLE_DETAIL;
+        /// Pointer to the array of buckets of the established hash.
+        hashinfo_ehash: inet_hashinfo "ehash" 8 WALK;
+        /// Number of buckets less one.
+        hashinfo_ehash_mask: inet_hashinfo "ehash_mask" 4 WALK;
+        /// First pointer of a bucket's chain.
+        ehash_bucket_chain: inet_ehash_bucket "chain.first" 8 WALK;
+        /// Pointer to the array of buckets of the listeners' hash (by address and port).
+        hashinfo_lhash2: inet_hashinfo "lhash2" 8 ROW;
+        /// Number of buckets less one.
+        hashinfo_lhash2_mask: inet_hashinfo "lhash2_mask" 4 ROW;
+
+        // Processes and cgroups.
+
+        /// Process number in the initial namespace.
+        task_tgid: task_struct "tgid" 4 PROCESS;
+        /// Pointer to the first thread of the process.
+        task_group_leader: task_struct "group_leader" 8 PROCESS;
+        /// Start of the task, nanoseconds since boot with suspended time (the process id of a moment plus this
+        /// names a process for good).
+        task_start_boottime: task_struct "start_boottime" 8 PROCESS;
+        /// Pointer to the kernfs node of a cgroup.
+        cgroup_kn: cgroup "kn" 8 CGROUP;
+        /// Its number: the inode of the cgroup's directory.
+        kernfs_id: kernfs_node "id" 8 CGROUP;
+
+        // struct sk_buff: the segment that is answered by a reset.
+
+        /// Start of the buffer.
+        skb_head: sk_buff "head" 8 Needs::essential(&[SendReset]);
+        /// TCP header, bytes from the start of the buffer.
+        skb_transport_header: sk_buff "transport_header" 2 Needs::essential(&[SendReset]);
+        /// IP header, bytes from the start of the buffer.
+        skb_network_header: sk_buff "network_header" 2 Needs::detail(&[SendReset]);
+        /// Pointer to the first byte of the current layer.
+        skb_data: sk_buff "data" 8 Needs::detail(&[SendReset]);
+        /// Bytes from there on.
+        skb_len: sk_buff "len" 4 Needs::detail(&[SendReset]);
+        /// Pointer to the socket, often NULL on the way in.
+        skb_sk: sk_buff "sk" 8 Needs::detail(&[SendReset]);
+    }
+    derived {
+        /// Byte of `sock.sk_protocol`.
+        sk_protocol;
+        /// Its width: 2 bytes, 1 before 5.6 (a bitfield of 8 bits).
+        sk_protocol_bytes;
+        /// Byte that holds `sock.sk_userlocks` (`SOCK_BINDADDR_LOCK` = 4, `SOCK_BINDPORT_LOCK` = 8: the program
+        /// bound address or port itself).
+        sk_userlocks;
+        /// Shift right by this many bits after reading the byte, then mask with 15.
+        sk_userlocks_shift;
+        /// Byte that holds `sock_common.skc_ipv6only`.
+        skc_ipv6only;
+        /// Its bit. A listener on `::` with the bit clear takes IPv4 too.
+        skc_ipv6only_bit;
+        /// Byte that holds `request_sock.num_timeout`: timeouts of the SYN-ACK.
+        req_num_timeout;
+        /// Shift right by this many bits after reading the byte.
+        req_num_timeout_shift;
+        /// 8-byte word in `struct sock` that points to its `struct cgroup` (`sk_cgrp_data.cgroup`, before 5.15
+        /// `sk_cgrp_data.val`).
+        sk_cgroup;
+        /// 1 if the word is `val`: it is a pointer only if its two low bits are clear.
+        sk_cgroup_is_tagged;
+        /// Offset of `ipv4.tcp_death_row` in `struct net`.
+        net_tcp_death_row;
+        /// 1 if there is a pointer to the `struct inet_timewait_death_row` (5.18 to 6.0), 0 if it is embedded.
+        net_tcp_death_row_is_pointer;
+        /// Offset of the pointer `hashinfo` in `struct inet_timewait_death_row`.
+        death_row_hashinfo;
+        /// Byte `inet_hashinfo.pernet` (6.1 and later, else [`ABSENT`]): not 0 if the namespace has its own table.
+        hashinfo_pernet;
+        /// Size of `struct inet_ehash_bucket`.
+        ehash_bucket_size;
+        /// Size of `struct inet_listen_hashbucket`.
+        listen_bucket_size;
+        /// Offset of the first pointer of its chain: `nulls_head.first`, before 5.19 `head.first`.
+        listen_bucket_first;
+        /// Offset in the socket of the node by which a listener hangs in `lhash2`: `skc_nulls_node`, before 5.19
+        /// `inet_connection_sock.icsk_listen_portaddr_node`.
+        listen_node;
+        /// 1 if that chain ends in an odd pointer (nulls marker), 0 if in NULL.
+        listen_chain_is_nulls;
+        /// Number of arguments of raw tracepoint `inet_sock_set_state`; [`ABSENT`] without the tracepoint.
+        set_state_args;
+        /// Index of the argument `struct sock *`; old and new state are the two that follow.
+        set_state_sk;
+        /// Number of arguments of raw tracepoint `tcp_retransmit_skb`.
+        retransmit_args;
+        /// Index of the argument `struct sock *`.
+        retransmit_sk;
+        /// Index of the argument `struct sk_buff *`.
+        retransmit_skb;
+        /// Number of arguments of raw tracepoint `tcp_send_reset`.
+        send_reset_args;
+        /// Index of the argument `struct sock *` (the pointer may be NULL since 6.12).
+        send_reset_sk;
+        /// Index of the argument `struct sk_buff *`: the segment that is answered.
+        send_reset_skb;
+        /// Number of arguments of raw tracepoint `tcp_receive_reset`.
+        receive_reset_args;
+        /// Index of the argument `struct sock *`.
+        receive_reset_sk;
+    }
+}

@@ -1,0 +1,12 @@
+//! tuplewatch watches the TCP four-tuples of a Linux host.
+//!
+//! A reader follows a packet: [`source`] hands observations to [`core`], whose rules
+//! ([`core::signature`]) make findings and alerts of them, which the [`sink`]s show.
+
+pub mod command;
+pub mod core;
+pub mod enrich;
+pub mod kernel_facts;
+pub mod log;
+pub mod sink;
+pub mod source;

@@ -1,0 +1,232 @@
+//! Examples with every field filled in, for the tests of the sinks.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
+
+use tuplewatch_common::{
+    address::{Point, PortSpaceKey, Role, v4_mapped},
+    record::Global,
+};
+
+use super::{
+    HookState, HookStatus, Ready,
+    metrics::{Ledger, View},
+};
+use crate::core::{
+    alert::{Alert, State},
+    finding::{
+        Confidence, Evidence, Finding, OpenedBy, Pool, RuledOut, Sample, Severity, Verdict,
+    },
+    report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
+    time::Moment,
+};
+
+/// 2025-11-29T10:30:05.123Z as a capture has it.
+pub(crate) const NOW: Moment = Moment(1_764_412_205_123_456_789);
+
+/// A writer, and what was written to it so far.
+pub(crate) fn shared() -> (impl Write + Send, impl Fn() -> String) {
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let bytes = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&bytes);
+    (Shared(bytes), move || String::from_utf8(seen.lock().unwrap().clone()).unwrap())
+}
+
+pub(crate) fn ready() -> Ready {
+    Ready {
+        hooks: vec![
+            HookState { name: "packet".into(), status: HookStatus::Ok, detail: String::new() },
+            HookState {
+                name: "retransmit".into(),
+                status: HookStatus::Off,
+                detail: "the kernel has no tracepoint tcp_retransmit_skb".into(),
+            },
+        ],
+        interfaces: vec!["eth0".into(), "veth1".into()],
+        unseen: vec![("wg0".into(), "the device has no Ethernet header".into())],
+        memory_bytes: 12_582_912,
+        version: "0.1.0",
+    }
+}
+
+pub(crate) fn key() -> PortSpaceKey {
+    PortSpaceKey {
+        initiator: v4_mapped([198, 51, 100, 7]),
+        responder: v4_mapped([203, 0, 113, 10]),
+        responder_port: 443,
+        role: Role::Responder as u8,
+        point: Point::Wire as u8,
+        netns: 0,
+    }
+}
+
+pub(crate) fn socket_key() -> PortSpaceKey {
+    PortSpaceKey {
+        role: Role::Initiator as u8,
+        point: Point::Socket as u8,
+        netns: 4_026_532_281,
+        ..key()
+    }
+}
+
+pub(crate) fn finding() -> Finding {
+    Finding {
+        verdict: Verdict::L4ReuseInTimeWait,
+        space: key(),
+        since: Moment(NOW.0 - 12_000_000_000),
+        severity: Severity::Critical,
+        confidence: Confidence::High,
+        evidence: Evidence {
+            opens: 5210,
+            refused_syns: 42,
+            refused_after_close: 40,
+            refused_while_open: 1,
+            refused_half_open: 1,
+            refused_unknown: 0,
+            rsts: 30,
+            syn_retransmits: 36,
+            healed: 33,
+            unhealed: 9,
+            reuse_accepted: 12,
+            unanswered: 2,
+            no_listener: 0,
+            duplicate_syns: 1,
+            refused_ports: 39,
+            ports_seen: 200,
+            pool: Some(Pool { first: 2048, last: 2247, seen: 200 }),
+            time_wait: 187,
+            time_wait_peak: 200,
+            in_use: 4,
+            reuse_interval_min_seconds: Some(1.02),
+            reuse_interval_max_seconds: Some(58.4),
+            window_seconds: 60.0,
+            window_refused: 42,
+            window_opens: 5210,
+            opens_per_second: 86.833_333,
+            samples: vec![Sample {
+                time_ns: NOW.0 - 400_000_000,
+                port: 2051,
+                isn: 0x1234_5678,
+                ack: 0x9abc_def0,
+                reuse_interval_seconds: Some(3.5),
+            }],
+        },
+        ruled_out: vec![RuledOut {
+            name: "half_open_reconnect",
+            why: "40 of 42 former connections were closed".into(),
+        }],
+        opened_by: vec![OpenedBy {
+            pid: 4711,
+            command: "curl".into(),
+            cgroup_id: 5123,
+            cgroup: Some("/system.slice/batch.service".into()),
+            opens_per_second: 80.25,
+            opens: 4815,
+            lifetime_seconds: Some(0.08),
+        }],
+        summary: "198.51.100.7 reuses source ports to 203.0.113.10:443 while they are in TIME_WAIT"
+            .into(),
+        remedy: "curl[4711] opens 80 connections/s of 80 ms each: reuse connections".into(),
+    }
+}
+
+pub(crate) fn alert() -> Alert {
+    Alert {
+        id: "l4_reuse_in_time_wait/wire/responder/198.51.100.7/203.0.113.10:443".into(),
+        state: State::Firing,
+        pending_since: Moment(NOW.0 - 12_000_000_000),
+        firing_since: Some(Moment(NOW.0 - 11_000_000_000)),
+        resolved_at: None,
+        at: NOW,
+        finding: finding(),
+    }
+}
+
+pub(crate) fn look_alike(ended: bool) -> Change {
+    let verdict = Verdict::HalfOpenReconnect;
+    Change::LookAlike { finding: Box::new(Finding { verdict, ..finding() }), ended }
+}
+
+pub(crate) fn totals() -> Totals {
+    Totals {
+        opens: 5210,
+        established: 5150,
+        refused: 3,
+        syn_timeouts: 4,
+        abandoned: 5,
+        half_open: 6,
+        no_local_port: 7,
+        failed: 8,
+        syn_retransmits: 36,
+        bare_acks: 42,
+        bare_acks_closed: 40,
+        bare_acks_open: 1,
+        bare_acks_half_open: 1,
+        bare_acks_unknown: 0,
+        duplicate_syns: 1,
+        no_listener: 2,
+        rsts_after_bare_ack: 30,
+        healed: 33,
+        unhealed: 9,
+        reuse_accepted: 12,
+        resets_received: 13,
+        resets_sent: 14,
+        data_retransmits: 15,
+    }
+}
+
+pub(crate) fn space(key: PortSpaceKey) -> SpaceReport {
+    let mut reuse_interval = [0; 20];
+    reuse_interval[3] = 40;
+    reuse_interval[19] = 2;
+    SpaceReport {
+        key,
+        totals: totals(),
+        opens_per_second: 86.833_333,
+        window_refused: 42,
+        in_use: 4,
+        time_wait: [100, 50, 30, 7, 0, 0],
+        ports_seen: 200,
+        budget: Some(Budget {
+            ports: 200,
+            source: BudgetSource::Inferred,
+            pool: Some(Pool { first: 2048, last: 2247, seen: 200 }),
+        }),
+        reuse_interval,
+        handshake_duration: [7; 20],
+        port_search: [0; 20],
+    }
+}
+
+pub(crate) fn overview() -> Overview {
+    let mut globals = [0; Global::COUNT as usize];
+    globals[Global::EventsLost as usize] = 17;
+    globals[Global::Fragments as usize] = 5;
+    Overview {
+        now: NOW,
+        spaces: vec![space(key()), space(socket_key())],
+        other: Totals { opens: 9, ..Totals::default() },
+        known_spaces: 3,
+        globals,
+        alerts: vec![alert()],
+    }
+}
+
+pub(crate) fn view() -> View {
+    let mut ledger = Ledger::new(false);
+    ledger.update(&overview());
+    let hooks = vec![("packet".into(), HookStatus::Ok)];
+    let mut view = View { hooks, version: "0.1.0", ..View::default() };
+    ledger.export(&mut view);
+    view
+}

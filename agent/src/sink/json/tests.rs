@@ -1,0 +1,118 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::sink::fixture;
+
+const DOC: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md"));
+
+fn lines() -> Vec<Value> {
+    let (out, text) = fixture::shared();
+    let mut json = Json::new(out, WallClock::capture());
+    json.ready(fixture::NOW, &fixture::ready()).unwrap();
+    let changes = [Change::Alert(Box::new(fixture::alert())), fixture::look_alike(true)];
+    json.changes(fixture::NOW, &changes).unwrap();
+    json.overview(&fixture::overview()).unwrap();
+    json.close().unwrap();
+    text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every path of `value`: `a`, `a.b`, `a[].b`.
+fn paths(value: &Value, path: &str, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                into.insert(path.clone());
+                paths(value, &path, into);
+            }
+        }
+        Value::Array(list) => {
+            for value in list {
+                paths(value, &format!("{path}[]"), into);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// First column of the tables below the heading of a line type.
+fn documented(kind: &str) -> BTreeSet<String> {
+    let section = DOC.split("\n## ").find(|section| section.starts_with(&format!("`{kind}`")));
+    let section = section.unwrap_or_else(|| panic!("docs/json.md has no section `{kind}`"));
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.map(|row| row.split('`').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn documentation_and_code_name_the_same_fields() {
+    let lines = lines();
+    let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["ready", "alert", "look_alike", "loss", "summary"]);
+    for line in &lines {
+        let kind = line["type"].as_str().unwrap();
+        let mut written = BTreeSet::new();
+        paths(line, "", &mut written);
+        for common in ["schema", "type", "time"] {
+            assert!(written.remove(common), "{kind} has no {common}");
+        }
+        let documented = documented(kind);
+        let missing: Vec<_> = written.difference(&documented).collect();
+        let stale: Vec<_> = documented.difference(&written).collect();
+        assert!(missing.is_empty(), "docs/json.md lacks fields of `{kind}`: {missing:?}");
+        assert!(stale.is_empty(), "docs/json.md has fields `{kind}` does not: {stale:?}");
+    }
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_what_is_written() {
+    let lines = lines();
+    let blocks = DOC.split("```json\n").skip(1).map(|b| b.split("```").next().unwrap());
+    let mut seen = BTreeSet::new();
+    for block in blocks {
+        let example: Value = serde_json::from_str(block).unwrap();
+        let kind = example["type"].as_str().unwrap().to_owned();
+        let line = lines.iter().find(|line| line["type"] == example["type"]).unwrap();
+        assert_eq!(line, &example, "the example of `{kind}` is\n{line:#}");
+        seen.insert(kind);
+    }
+    assert_eq!(seen.len(), lines.len(), "every type has an example: {seen:?}");
+}
+
+#[test]
+fn an_alert_has_what_a_person_or_a_program_needs() {
+    let alert = &lines()[1];
+    assert_eq!(alert["schema"], 1);
+    assert_eq!(alert["time"], "2025-11-29T10:30:05.123Z");
+    assert_eq!(alert["client.address"], "198.51.100.7");
+    assert_eq!(alert["server.port"], 443);
+    assert_eq!(alert["netns"], Value::Null);
+    assert_eq!(alert["firing_since"], "2025-11-29T10:29:54.123Z");
+    assert_eq!(alert["resolved_at"], Value::Null);
+    assert_eq!(alert["evidence"]["samples"][0]["time"], "2025-11-29T10:30:04.723Z");
+    assert_eq!(alert["evidence"]["samples"][0].get("time_ns"), None);
+}
+
+#[test]
+fn a_loss_is_told_when_it_grows_and_only_then() {
+    let (out, text) = fixture::shared();
+    let mut json = Json::new(out, WallClock::capture());
+    let mut overview = fixture::overview();
+    json.overview(&overview).unwrap();
+    json.overview(&overview).unwrap();
+    overview.globals[Global::EventsLost as usize] += 3;
+    overview.globals[Global::Fragments as usize] += 3;
+    json.overview(&overview).unwrap();
+    let text = text();
+    let losses: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["type"] == "loss")
+        .collect();
+    let told: Vec<_> = losses.iter().map(|l| (&l["name"], &l["count"], &l["new"])).collect();
+    let name = Value::from("events_lost");
+    assert_eq!(
+        told,
+        [(&name, &17.into(), &17.into()), (&name, &20.into(), &3.into())],
+        "fragments only describe the traffic"
+    );
+}

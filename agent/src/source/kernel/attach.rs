@@ -1,0 +1,257 @@
+//! Attaches the packet hook to the interfaces, and keeps it there.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use aya::{
+    Ebpf,
+    maps::HashMap,
+    programs::{
+        LinkOrder, SchedClassifier, TcAttachType,
+        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
+    },
+};
+use tracing::{info, warn};
+
+use super::{
+    HookStatus, Verdict,
+    load::{CLASSIFIERS, Kernel, chain, find, map_mut},
+};
+use crate::kernel_facts::interfaces::{self, Choice, Interface, LinkHeader, Snapshot};
+
+pub use interfaces::Options as InterfaceOptions;
+
+/// clsact, where there is no tcx: before every CNI.
+const CLSACT_PRIORITY: u16 = 1;
+/// Our own handle, so that our leftovers are recognised: "tw".
+const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0x7477);
+/// Value of the map of hooked interfaces for one whose other end is a guest of this host.
+const GUEST: u8 = 2;
+/// Somebody who also insists on the first place gets it for this long.
+const REATTACH: Duration = Duration::from_secs(60);
+
+/// The hooked interfaces.
+#[derive(Default)]
+pub struct Attachments {
+    options: Option<InterfaceOptions>,
+    hooked: BTreeMap<u32, Hooked>,
+    choice: Choice,
+    failed: BTreeMap<String, String>,
+    error: Option<String>,
+}
+
+struct Hooked {
+    interface: Interface,
+    links: Vec<(&'static str, SchedClassifierLinkId)>,
+    moved: Option<Instant>,
+    uses_tcx: bool,
+}
+
+impl Attachments {
+    pub(super) fn new(options: InterfaceOptions) -> Self {
+        Self { options: Some(options), ..Self::default() }
+    }
+
+    pub(super) fn off() -> Self {
+        Self::default()
+    }
+
+    /// Names of the hooked interfaces, and those that are not seen with the reason.
+    #[must_use]
+    pub fn interfaces(&self) -> (Vec<String>, Vec<(String, String)>) {
+        let hooked = self.hooked.values().map(|h| h.interface.name.clone()).collect();
+        let unseen = self.choice.unseen.iter().map(|u| (u.name.clone(), u.reason.clone()));
+        (hooked, unseen.chain(self.failed.clone()).collect())
+    }
+
+    /// The verdict of the packet hook, unless it could not even be loaded.
+    pub(super) fn status(&self) -> Option<HookStatus> {
+        self.options.as_ref()?;
+        let names: Vec<_> = self.hooked.values().map(|h| h.interface.name.as_str()).collect();
+        let failed: Vec<_> = self.failed.iter().map(|(n, why)| format!("{n}: {why}")).collect();
+        let problems: Vec<_> = self.error.iter().cloned().chain(failed).collect();
+        let (verdict, detail) = if names.is_empty() {
+            let why = if problems.is_empty() {
+                "no interface with a route is up; it is looked for again on every change".to_owned()
+            } else {
+                problems.join("; ")
+            };
+            (Verdict::Off, why)
+        } else if problems.is_empty() {
+            (Verdict::Ok, names.join(", "))
+        } else {
+            (Verdict::Degraded, format!("on {}; {}", names.join(", "), problems.join("; ")))
+        };
+        Some(HookStatus { name: "packet".into(), verdict, detail })
+    }
+}
+
+impl Kernel {
+    /// Looks at the interfaces again: hooks new ones, forgets those that are gone, and goes back to the
+    /// first place where somebody else has taken it.
+    pub fn refresh_interfaces(&mut self) {
+        let Some(options) = self.attachments.options.clone() else { return };
+        let choice = match Snapshot::read() {
+            Ok(snapshot) => interfaces::choose(&snapshot, &options),
+            Err(error) => {
+                self.attachments.error = Some(format!("interfaces cannot be read: {error}"));
+                return;
+            }
+        };
+        self.attachments.error = None;
+        self.attachments.failed.clear();
+        let gone: Vec<u32> = self
+            .attachments
+            .hooked
+            .keys()
+            .copied()
+            .filter(|index| choice.chosen.iter().all(|i| i.index != *index))
+            .collect();
+        for index in gone {
+            if let Some(hooked) = self.attachments.hooked.remove(&index) {
+                info!("{}: not watched any more", hooked.interface.name);
+                for (program, link) in hooked.links {
+                    detach(&mut self.ebpf, program, link);
+                }
+            }
+        }
+        for interface in &choice.chosen {
+            let known = self.attachments.hooked.contains_key(&interface.index);
+            if known && self.is_first(interface) {
+                continue;
+            }
+            self.hook(interface);
+        }
+        if let Err(error) = note_hooked(&mut self.ebpf, &choice, &self.attachments.hooked) {
+            warn!("forwarded packets may be counted twice: {error}");
+        }
+        self.attachments.choice = choice;
+    }
+
+    /// Whether our programs still stand first on both sides of an interface.
+    fn is_first(&mut self, interface: &Interface) -> bool {
+        let Some(hooked) = self.attachments.hooked.get(&interface.index) else { return false };
+        if !hooked.uses_tcx || hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
+            return true;
+        }
+        for (program, side) in sides(interface.header) {
+            let Ok((_, programs)) = SchedClassifier::query_tcx(&interface.name, side) else {
+                return true;
+            };
+            let first = programs.first().map(aya::programs::ProgramInfo::id);
+            let ours: Result<&mut SchedClassifier, _> = find(&mut self.ebpf, program);
+            let ours = ours.and_then(|p| p.info()).map(|i| i.id());
+            if let (Some(first), Ok(ours)) = (first, ours)
+                && first != ours
+            {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn hook(&mut self, interface: &Interface) {
+        let before = self.attachments.hooked.remove(&interface.index);
+        let moved = before.is_some().then(Instant::now);
+        if let Some(before) = before {
+            warn!("{}: another program took the first place; going back to it", interface.name);
+            for (program, link) in before.links {
+                detach(&mut self.ebpf, program, link);
+            }
+        }
+        let mut hooked =
+            Hooked { interface: interface.clone(), links: Vec::new(), moved, uses_tcx: true };
+        for (program, side) in sides(interface.header) {
+            match attach(&mut self.ebpf, &interface.name, program, side) {
+                Ok((link, uses_tcx)) => {
+                    hooked.links.push((program, link));
+                    hooked.uses_tcx = uses_tcx;
+                }
+                Err(error) => {
+                    warn!("{}: cannot be watched: {error}", interface.name);
+                    self.attachments.failed.insert(interface.name.clone(), error);
+                    for (program, link) in hooked.links {
+                        detach(&mut self.ebpf, program, link);
+                    }
+                    return;
+                }
+            }
+        }
+        info!("{}: watched ({})", interface.name, interface.why);
+        self.attachments.hooked.insert(interface.index, hooked);
+    }
+}
+
+/// The program of each side of an interface. On loopback every packet passes both sides of the same
+/// interface: one of them is enough.
+fn sides(header: LinkHeader) -> [(&'static str, TcAttachType); 2] {
+    match header {
+        LinkHeader::Ethernet => {
+            [(CLASSIFIERS[0], TcAttachType::Ingress), (CLASSIFIERS[1], TcAttachType::Egress)]
+        }
+        LinkHeader::None => {
+            [(CLASSIFIERS[2], TcAttachType::Ingress), (CLASSIFIERS[3], TcAttachType::Egress)]
+        }
+    }
+}
+
+fn attach(
+    ebpf: &mut Ebpf,
+    interface: &str,
+    program: &'static str,
+    side: TcAttachType,
+) -> Result<(SchedClassifierLinkId, bool), String> {
+    let classifier: &mut SchedClassifier = find(ebpf, program).map_err(|e| chain(&e))?;
+    // By trying, not by version: distributions backport.
+    let tcx = classifier.attach_with_options(
+        interface,
+        side,
+        TcAttachOptions::TcxOrder(LinkOrder::first()),
+    );
+    let tcx_error = match tcx {
+        Ok(link) => return Ok((link, true)),
+        Err(error) => error,
+    };
+    // Before 6.6 filters survive the process: sweep what a killed one has left.
+    let _ = tc::qdisc_detach_program(interface, side, program);
+    match tc::qdisc_add_clsact(interface) {
+        Ok(()) | Err(TcError::AlreadyAttached) => {}
+        Err(error) => {
+            return Err(format!("tcx: {}; clsact: {}", chain(&tcx_error), chain(&error)));
+        }
+    }
+    let options =
+        NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, ..NlOptions::default() };
+    classifier
+        .attach_with_options(interface, side, TcAttachOptions::Netlink(options))
+        .map(|link| (link, false))
+        .map_err(|error| format!("tcx: {}; clsact: {}", chain(&tcx_error), chain(&error)))
+}
+
+fn detach(ebpf: &mut Ebpf, program: &str, link: SchedClassifierLinkId) {
+    let classifier: Result<&mut SchedClassifier, _> = find(ebpf, program);
+    // The interface may be gone, and our programs with it.
+    let _ = classifier.and_then(|p| p.detach(link));
+}
+
+/// Tells the programs which interfaces count what comes in.
+fn note_hooked(
+    ebpf: &mut Ebpf,
+    choice: &Choice,
+    hooked: &BTreeMap<u32, Hooked>,
+) -> anyhow::Result<()> {
+    let mut map: HashMap<_, u32, u8> = map_mut(ebpf, "HOOKED")?.try_into()?;
+    let known: Vec<u32> = map.keys().collect::<Result<_, _>>()?;
+    for index in known.iter().filter(|i| !choice.covered.contains(i)) {
+        map.remove(index)?;
+    }
+    // Beside a physical uplink the other end of a veth is a guest of this host.
+    let has_uplink = choice.chosen.iter().any(|i| i.kind == "physical");
+    for index in &choice.covered {
+        let is_veth = hooked.get(index).is_some_and(|h| h.interface.kind == "veth");
+        map.insert(index, if has_uplink && is_veth { GUEST } else { 1 }, 0)?;
+    }
+    Ok(())
+}

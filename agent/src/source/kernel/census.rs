@@ -1,0 +1,109 @@
+//! Runs the census.
+
+use std::{collections::HashMap as StdHashMap, io, time::{Duration, Instant}};
+
+use aya::{
+    TestRun as _,
+    maps::{Array, HashMap, MapData},
+    programs::{RawTracePoint, RawTracePointRunOptions},
+};
+use tracing::debug;
+use tuplewatch_common::{address::PortSpaceKey, record::CensusRow};
+
+use super::{batch, load::{Kernel, chain}};
+
+/// What is kept between two passes.
+#[derive(Default)]
+pub struct CensusState {
+    pass: u32,
+    /// How long the latest pass took.
+    took: Duration,
+    /// When it was.
+    at: Option<Instant>,
+}
+
+/// A census may take this share of one CPU.
+const SHARE: u32 = 250;
+
+impl Kernel {
+    /// The first pass, which also remembers the connections that are older than the agent.
+    pub(super) fn first_census(&mut self) -> anyhow::Result<()> {
+        self.walk("census_seed", 0)
+    }
+
+    /// A pass, if one is due: every `interval`, less often on a host whose tables are so large that it
+    /// would take more than 0.4 % of a CPU.
+    ///
+    /// # Errors
+    /// The error of a system call.
+    pub fn census(
+        &mut self,
+        interval: Duration,
+    ) -> anyhow::Result<Option<Vec<(PortSpaceKey, CensusRow)>>> {
+        if !self.has_census {
+            return Ok(None);
+        }
+        let due = interval.max(self.census.took * SHARE);
+        if self.census.at.is_some_and(|at| at.elapsed() < due) {
+            return Ok(None);
+        }
+        self.pass().map(Some)
+    }
+
+    fn pass(&mut self) -> anyhow::Result<Vec<(PortSpaceKey, CensusRow)>> {
+        let started = Instant::now();
+        self.census.pass = self.census.pass.wrapping_add(1).max(1);
+        let pass = self.census.pass;
+        self.walk("census_listeners", pass)?;
+        self.walk("census_established", pass)?;
+        let all: Vec<(PortSpaceKey, CensusRow)> = batch::read(self.hash("CENSUS")?)?;
+        self.forget(&all, pass)?;
+        self.census.took = started.elapsed();
+        self.census.at = Some(started);
+        debug!("census {pass}: {} port spaces in {:?}", all.len(), self.census.took);
+        Ok(all.into_iter().filter(|(_, row)| row.pass == pass).collect())
+    }
+
+    fn walk(&mut self, program: &str, pass: u32) -> anyhow::Result<()> {
+        let mut bucket = 0;
+        loop {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = bucket;
+            options.args[1] = u64::from(pass);
+            let p: &RawTracePoint = self
+                .ebpf
+                .program(program)
+                .ok_or_else(|| io::Error::other(format!("there is no program {program}")))?
+                .try_into()?;
+            p.test_run(options).map_err(|e| io::Error::other(chain(&e)))?;
+            let progress: Array<&MapData, u64> = Array::try_from(
+                self.ebpf.map("PROGRESS").ok_or_else(|| io::Error::other("no map PROGRESS"))?,
+            )?;
+            let (next, buckets) = (progress.get(&0, 0)?, progress.get(&1, 0)?);
+            if next >= buckets {
+                return Ok(());
+            }
+            if next <= bucket {
+                anyhow::bail!("{program} does not get past bucket {bucket} of {buckets}");
+            }
+            bucket = next;
+        }
+    }
+
+    /// Removes rows that two passes have not found again, and the listeners likewise.
+    fn forget(&mut self, rows: &[(PortSpaceKey, CensusRow)], pass: u32) -> anyhow::Result<()> {
+        let old = |p: u32| pass.wrapping_sub(p) > 1;
+        let mut map: HashMap<_, PortSpaceKey, CensusRow> =
+            super::load::map_mut(&mut self.ebpf, "CENSUS")?.try_into()?;
+        for (key, _) in rows.iter().filter(|(_, row)| old(row.pass)) {
+            let _ = map.remove(key);
+        }
+        let mut listeners: HashMap<_, u64, u32> =
+            super::load::map_mut(&mut self.ebpf, "LISTENERS")?.try_into()?;
+        let all: StdHashMap<u64, u32> = listeners.iter().collect::<Result<_, _>>()?;
+        for (key, _) in all.iter().filter(|(_, p)| old(**p)) {
+            let _ = listeners.remove(key);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,386 @@
+//! Loads the eBPF object: layouts from BTF, sizes from the plan, and each hook on its own.
+
+use std::{fmt, io, path::Path};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData},
+    programs::{Program, ProgramError, RawTracePoint, SchedClassifier},
+};
+use tracing::{debug, warn};
+use tuplewatch_common::record::PortBitmap;
+
+use super::{
+    HookStatus, Plan, Verdict,
+    attach::{Attachments, InterfaceOptions},
+    clock,
+};
+use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved, Types, VMLINUX};
+
+/// The eBPF object, built beforehand (`cargo xtask build`).
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("TUPLEWATCH_EBPF_OBJECT"));
+
+/// What the live source is asked to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Sizes of the maps.
+    pub plan: Plan,
+    /// Which interfaces.
+    pub interfaces: InterfaceOptions,
+    /// Restrict the socket hooks and the census to these network namespaces (inode numbers).
+    pub netns: Vec<u32>,
+}
+
+/// Why the live source cannot start.
+#[derive(Debug)]
+pub enum LoadError {
+    /// A right is missing.
+    Permission(String),
+    /// The object was refused.
+    Object(String),
+    /// Not one hook works.
+    Nothing(Vec<HookStatus>),
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Permission(what) => write!(
+                f,
+                "{what}: run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN \
+                 (`sudo tuplewatch run`; in a container: securityContext.capabilities)"
+            ),
+            Self::Object(what) => write!(f, "the kernel refuses the eBPF object: {what}"),
+            Self::Nothing(hooks) => {
+                writeln!(f, "none of the hooks can be attached:")?;
+                for hook in hooks {
+                    writeln!(f, "  {}: {}", hook.name, hook.detail)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// The loaded programs and their maps.
+pub struct Kernel {
+    pub(super) ebpf: Ebpf,
+    pub(super) attachments: Attachments,
+    hooks: Vec<HookStatus>,
+    /// The census can run.
+    pub(super) has_census: bool,
+    pub(super) census: super::census::CensusState,
+    pub(super) reader: super::read::ReaderState,
+}
+
+/// The tracepoint hooks and their programs.
+const TRACEPOINTS: [(Hook, &str); 4] = [
+    (Hook::Lifecycle, "inet_sock_set_state"),
+    (Hook::Retransmit, "tcp_retransmit_skb"),
+    (Hook::SendReset, "tcp_send_reset"),
+    (Hook::ReceiveReset, "tcp_receive_reset"),
+];
+
+/// What is lost without a hook.
+const fn loss(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Lifecycle => "who opens connections, their outcomes and lifetimes, and exhausted local ports are not known",
+        Hook::Retransmit => "what sockets send again is not counted",
+        Hook::SendReset => "bare ACKs are not joined to processes, and are unseen where no packet hook is",
+        Hook::ReceiveReset => "who resets connections is not counted",
+        Hook::Census => "sockets in use and in TIME_WAIT are not known, nor connections older than the agent",
+    }
+}
+
+/// Classifiers, by the name that also marks them on the interfaces.
+pub(super) const CLASSIFIERS: [&str; 4] =
+    ["tuplewatch_in", "tuplewatch_out", "tuplewatch_ip_in", "tuplewatch_ip_out"];
+
+impl Kernel {
+    /// Loads and attaches everything that this kernel and these rights allow.
+    ///
+    /// # Errors
+    /// [`LoadError`] if nothing at all can work.
+    pub fn start(options: &Options) -> Result<Self, LoadError> {
+        let mut hooks = Vec::new();
+        let resolved = resolve(Path::new(VMLINUX), &mut hooks);
+        let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout))?;
+        prepare(&mut ebpf, options).map_err(|e| LoadError::Object(e.to_string()))?;
+        let mut any = false;
+        for (hook, program) in TRACEPOINTS {
+            let state = match &resolved {
+                Some(r) => tracepoint(&mut ebpf, hook, program, r),
+                None => continue,
+            };
+            any |= state.verdict != Verdict::Off;
+            hooks.push(state);
+        }
+        let mut has_census = false;
+        if let Some(resolved) = &resolved {
+            let state = on_demand(&mut ebpf, Hook::Census, &["census_listeners", "census_established", "census_seed"], resolved);
+            has_census = state.verdict != Verdict::Off;
+            any |= has_census;
+            hooks.push(state);
+        }
+        let attachments = match load_classifiers(&mut ebpf) {
+            Ok(()) => {
+                any = true;
+                Attachments::new(options.interfaces.clone())
+            }
+            Err(error) => {
+                hooks.push(HookStatus {
+                    name: "packet".into(),
+                    verdict: Verdict::Off,
+                    detail: format!(
+                        "{error}; nothing on the wire is seen: bare ACKs at the responder, reuse \
+                         intervals, pools. It needs CAP_BPF and CAP_NET_ADMIN"
+                    ),
+                });
+                Attachments::off()
+            }
+        };
+        if !any {
+            return Err(LoadError::Nothing(hooks));
+        }
+        let mut kernel = Self {
+            ebpf,
+            attachments,
+            hooks,
+            has_census,
+            census: super::census::CensusState::default(),
+            reader: super::read::ReaderState::default(),
+        };
+        if kernel.has_census
+            && let Err(error) = kernel.first_census()
+        {
+            warn!("the first census failed: {error}; connections older than the agent are not known");
+        }
+        kernel.refresh_interfaces();
+        Ok(kernel)
+    }
+
+    /// The verdict of each hook.
+    #[must_use]
+    pub fn hooks(&self) -> Vec<HookStatus> {
+        let mut hooks = self.hooks.clone();
+        hooks.extend(self.attachments.status());
+        hooks
+    }
+
+    /// Names of the hooked interfaces, and those that are not seen with the reason.
+    #[must_use]
+    pub fn interfaces(&self) -> (Vec<String>, Vec<(String, String)>) {
+        self.attachments.interfaces()
+    }
+
+    /// Bytes that the maps take in the kernel, as the kernel itself reckons them (`memlock` of fdinfo).
+    #[must_use]
+    pub fn map_memory(&self) -> u64 {
+        self.ebpf.maps().filter_map(|(_, map)| data(map)).map(|map| memlock(map).unwrap_or(0)).sum()
+    }
+
+    /// The data of a hash map by name.
+    pub(super) fn hash(&self, name: &str) -> io::Result<&MapData> {
+        match self.ebpf.map(name) {
+            Some(Map::HashMap(data)) => Ok(data),
+            _ => Err(io::Error::other(format!("the eBPF object has no hash map {name}"))),
+        }
+    }
+}
+
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(d) | Map::HashMap(d) | Map::PerCpuArray(d) | Map::RingBuf(d) => Some(d),
+        _ => None,
+    }
+}
+
+fn memlock(map: &MapData) -> Option<u64> {
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+    let path = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().find_map(|l| l.strip_prefix("memlock:")).and_then(|n| n.trim().parse().ok())
+}
+
+/// Layouts of the running kernel. Without them only the packet hook works, which reads none.
+fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<Resolved> {
+    match Types::load(path) {
+        Ok(types) => Some(Layout::resolve(&types)),
+        Err(error) => {
+            hooks.push(HookStatus {
+                name: "socket hooks".into(),
+                verdict: Verdict::Off,
+                detail: format!(
+                    "{error}; without BTF nothing is known of sockets and processes. \
+                     It needs a kernel with CONFIG_DEBUG_INFO_BTF"
+                ),
+            });
+            None
+        }
+    }
+}
+
+fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
+    let plan = &options.plan;
+    let globals: Vec<(String, u32)> = layout
+        .map(|l| l.entries().map(|(name, value)| (name.to_uppercase(), value)).collect())
+        .unwrap_or_default();
+    let (hz, restrict) = (clock::ticks_per_second(), u32::from(!options.netns.is_empty()));
+    let mut loader = EbpfLoader::new();
+    loader
+        .override_global("HZ", &hz, true)
+        .override_global("RESTRICT_NETNS", &restrict, true)
+        .override_global("MEMORY_SETS", &plan.memory_sets, true)
+        .map_max_entries("HANDSHAKES", plan.handshakes)
+        .map_max_entries("PORT_SPACES", plan.port_spaces)
+        .map_max_entries("MEMORY", plan.memory_sets)
+        .map_max_entries("PORTS_EVEN", plan.bitmaps)
+        .map_max_entries("PORTS_ODD", plan.bitmaps)
+        .map_max_entries("OPEN_SOCKETS", plan.open_sockets)
+        .map_max_entries("OPENERS", plan.openers)
+        .map_max_entries("CENSUS", plan.census)
+        .map_max_entries("LISTENERS", plan.listeners)
+        .map_max_entries("EVENTS", plan.ring);
+    for (name, value) in &globals {
+        loader.override_global(name, value, false);
+    }
+    loader.load(OBJECT).map_err(|error| {
+        let text = chain(&error);
+        if text.contains("os error 1)") {
+            LoadError::Permission(text)
+        } else {
+            LoadError::Object(text)
+        }
+    })
+}
+
+/// Fills the maps that hold settings.
+fn prepare(ebpf: &mut Ebpf, options: &Options) -> anyhow::Result<()> {
+    let mut config: Array<_, u32> = map_mut(ebpf, "CONFIG")?.try_into()?;
+    config.set(1, super::read::BITMAP_FROM, 0)?;
+    let mut zero: Array<_, PortBitmap> = map_mut(ebpf, "ZERO_BITMAP")?.try_into()?;
+    zero.set(0, [0; 1024], 0)?;
+    let mut netns: HashMap<_, u32, u8> = map_mut(ebpf, "NETNS")?.try_into()?;
+    for inode in &options.netns {
+        netns.insert(inode, 1, 0)?;
+    }
+    Ok(())
+}
+
+pub(super) fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
+    ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("the eBPF object has no map {name}"))
+}
+
+fn tracepoint(ebpf: &mut Ebpf, hook: Hook, program: &str, resolved: &Resolved) -> HookStatus {
+    with_layout(hook, resolved, || {
+        let p: &mut RawTracePoint = find(ebpf, program)?;
+        p.load()?;
+        log_cost(program, p.info());
+        p.attach(program)?;
+        Ok(())
+    })
+}
+
+fn on_demand(ebpf: &mut Ebpf, hook: Hook, programs: &[&str], resolved: &Resolved) -> HookStatus {
+    with_layout(hook, resolved, || {
+        for program in programs {
+            let p: &mut RawTracePoint = find(ebpf, program)?;
+            p.load()?;
+            log_cost(program, p.info());
+        }
+        Ok(())
+    })
+}
+
+fn with_layout(
+    hook: Hook,
+    resolved: &Resolved,
+    attach: impl FnOnce() -> Result<(), ProgramError>,
+) -> HookStatus {
+    let lost = loss(hook);
+    let name = hook.to_string();
+    let missing: Vec<String> = resolved.missing_for(hook).map(ToString::to_string).collect();
+    if let Some(moved) = moved_argument(hook, &resolved.layout) {
+        return HookStatus { name, verdict: Verdict::Off, detail: format!("{moved}; {lost}") };
+    }
+    if !resolved.can_run(hook) {
+        return HookStatus { name, verdict: Verdict::Off, detail: format!("{}; {lost}", missing.join("; ")) };
+    }
+    match attach() {
+        Ok(()) if missing.is_empty() => HookStatus { name, verdict: Verdict::Ok, detail: String::new() },
+        Ok(()) => HookStatus { name, verdict: Verdict::Degraded, detail: missing.join("; ") },
+        Err(error) => {
+            let text = chain(&error);
+            debug!("{hook}: {error:?}");
+            HookStatus {
+                name,
+                verdict: Verdict::Off,
+                detail: format!("{text}; {lost}. It needs CAP_BPF and CAP_PERFMON"),
+            }
+        }
+    }
+}
+
+/// The arguments of a tracepoint lie elsewhere than the program reads them.
+fn moved_argument(hook: Hook, l: &Layout) -> Option<String> {
+    let found = match hook {
+        Hook::Lifecycle => [(l.set_state_sk, 0)].to_vec(),
+        Hook::Retransmit => [(l.retransmit_sk, 0)].to_vec(),
+        Hook::SendReset => [(l.send_reset_sk, 0), (l.send_reset_skb, 1)].to_vec(),
+        Hook::ReceiveReset => [(l.receive_reset_sk, 0)].to_vec(),
+        Hook::Census => Vec::new(),
+    };
+    let moved = found.iter().find(|(is, expected)| is != expected && *is != ABSENT)?;
+    Some(format!("an argument of the tracepoint is number {} here, expected {}", moved.0, moved.1))
+}
+
+fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
+    for name in CLASSIFIERS {
+        let p: &mut SchedClassifier = find(ebpf, name).map_err(|e| chain(&e))?;
+        p.load().map_err(|e| chain(&e))?;
+        log_cost(name, p.info());
+    }
+    let sweep: &mut RawTracePoint = find(ebpf, "sweep").map_err(|e| chain(&e))?;
+    sweep.load().map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
+    log_cost("sweep", sweep.info());
+    Ok(())
+}
+
+/// What the verifier had to look at, for the budget of each program.
+fn log_cost(name: &str, info: Result<aya::programs::ProgramInfo, ProgramError>) {
+    if let Ok(info) = info {
+        debug!("{name}: {:?} instructions verified", info.verified_instruction_count());
+    }
+}
+
+pub(super) fn find<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, ProgramError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    ebpf.program_mut(name).ok_or(ProgramError::NotLoaded)?.try_into()
+}
+
+/// An error with its causes, in one line; of a verifier's log only the end, which says why.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    const KEPT: usize = 600;
+    let flat: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    let flat = flat.join(" | ");
+    if flat.chars().count() > 2 * KEPT {
+        let head: String = flat.chars().take(KEPT / 3).collect();
+        let tail: Vec<char> = flat.chars().rev().take(KEPT).collect();
+        format!("{head} … {}", tail.into_iter().rev().collect::<String>())
+    } else {
+        flat
+    }
+}

@@ -1,0 +1,16 @@
+//! The live source: the eBPF programs and maps of this host.
+
+pub mod attach;
+mod batch;
+mod census;
+mod clock;
+mod events;
+mod load;
+mod plan;
+mod read;
+mod status;
+
+pub use load::{Kernel, LoadError, Options};
+pub use clock::monotonic_ns;
+pub use plan::Plan;
+pub use status::{HookStatus, Verdict};

@@ -1,0 +1,97 @@
+//! Where things lie in the running kernel: offsets given by the user side at load time, from BTF.
+//!
+//! Each name is that of a field of the user side's `Layout`, in capitals. The verifier sees constants. Nothing about a kernel is compiled in.
+
+use aya_ebpf::Global;
+
+/// What the user side gives for something that the running kernel does not have.
+pub const ABSENT: u32 = u32::MAX;
+
+macro_rules! offsets {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $($(#[$doc])* #[unsafe(no_mangle)] pub static $name: Global<u32> = Global::new(0);)*
+    };
+}
+
+offsets! {
+    /// `sock_common.skc_daddr` (`skc_rcv_saddr` follows it).
+    SKC_DADDR,
+    /// `sock_common.skc_rcv_saddr`.
+    SKC_RCV_SADDR,
+    /// `sock_common.skc_dport`.
+    SKC_DPORT,
+    /// `sock_common.skc_num`.
+    SKC_NUM,
+    /// `sock_common.skc_family`.
+    SKC_FAMILY,
+    /// `sock_common.skc_state`.
+    SKC_STATE,
+    /// `sock_common.skc_net`.
+    SKC_NET,
+    /// `sock_common.skc_v6_daddr`.
+    SKC_V6_DADDR,
+    /// `sock_common.skc_v6_rcv_saddr`.
+    SKC_V6_RCV_SADDR,
+    /// `sock_common.skc_nulls_node`.
+    SKC_NULLS_NODE,
+    /// `net.ns.inum`.
+    NET_INUM,
+    /// `inet_sock.inet_sport`.
+    INET_SPORT,
+    /// `sock.sk_protocol`.
+    SK_PROTOCOL,
+    /// Width of `sock.sk_protocol` in bytes (1 or 2).
+    SK_PROTOCOL_BYTES,
+    /// `sock.sk_err`.
+    SK_ERR,
+    /// The cgroup pointer in `sock.sk_cgrp_data`.
+    SK_CGROUP,
+    /// `cgroup.kn`.
+    CGROUP_KN,
+    /// `kernfs_node.id`.
+    KERNFS_ID,
+    /// `tcp_sock.snd_una`.
+    SND_UNA,
+    /// `sk_buff.head`.
+    SKB_HEAD,
+    /// `sk_buff.transport_header`.
+    SKB_TRANSPORT_HEADER,
+    /// `task_struct.nsproxy`.
+    TASK_NSPROXY,
+    /// `nsproxy.net_ns`.
+    NSPROXY_NET_NS,
+    /// `net.ipv4.tcp_death_row`.
+    NET_TCP_DEATH_ROW,
+    /// 1 if that is a pointer.
+    NET_TCP_DEATH_ROW_IS_POINTER,
+    /// `inet_timewait_death_row.hashinfo`.
+    DEATH_ROW_HASHINFO,
+    /// `inet_hashinfo.ehash`.
+    HASHINFO_EHASH,
+    /// `inet_hashinfo.ehash_mask`.
+    HASHINFO_EHASH_MASK,
+    /// `sizeof(struct inet_ehash_bucket)`.
+    EHASH_BUCKET_SIZE,
+    /// `inet_hashinfo.lhash2`.
+    HASHINFO_LHASH2,
+    /// `inet_hashinfo.lhash2_mask`.
+    HASHINFO_LHASH2_MASK,
+    /// `sizeof(struct inet_listen_hashbucket)`.
+    LISTEN_BUCKET_SIZE,
+    /// The head of the list in a bucket of `lhash2`.
+    LISTEN_BUCKET_FIRST,
+    /// The list node in a listening socket.
+    LISTEN_NODE,
+    /// The head of the list in a bucket of `ehash`.
+    EHASH_BUCKET_CHAIN,
+    /// `inet_timewait_sock.tw_timer.expires`.
+    TW_EXPIRES,
+    /// `inet_timewait_sock.tw_substate`.
+    TW_SUBSTATE,
+    /// Sets of [`crate::maps::MEMORY`]; a power of two.
+    MEMORY_SETS,
+    /// Ticks per second.
+    HZ,
+    /// 1 if the socket hooks are restricted to the namespaces in [`crate::maps::NETNS`].
+    RESTRICT_NETNS,
+}

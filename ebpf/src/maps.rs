@@ -1,0 +1,185 @@
+//! All maps. Sizes given here are minimal; the user side plans the real ones before loading.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
+};
+use tuplewatch_common::{
+    address::{FourTuple, PortSpaceKey},
+    handshake::Handshake,
+    memory::Set,
+    observe::Work,
+    record::{CensusRow, Global, OpenSocket, Opener, OpenerKey, PortBitmap, PortSpace},
+};
+
+/// Connections being opened.
+#[map]
+pub static HANDSHAKES: HashMap<FourTuple, Handshake> = HashMap::with_max_entries(1024, 0);
+
+/// How many of [`HANDSHAKES`] share a hash slot. Look-ups in arrays are inlined by the verifier, so
+/// that this costs a pure ACK a few instructions instead of a hash look-up.
+#[map]
+pub static OPENING: Array<u64> = Array::with_max_entries(OPENING_SLOTS, 0);
+/// Slots of [`OPENING`]; a power of two.
+pub const OPENING_SLOTS: u32 = 1 << 16;
+
+/// Counters by port space.
+#[map]
+pub static PORT_SPACES: HashMap<PortSpaceKey, PortSpace> = HashMap::with_max_entries(1024, 0);
+
+/// Former connections by four-tuple.
+#[map]
+pub static MEMORY: Array<Set> = Array::with_max_entries(1024, 0);
+
+/// SYNs that met a bare ACK and may come again from another port.
+#[map]
+pub static MOVED: Array<u64> = Array::with_max_entries(MOVED_SLOTS, 0);
+/// Slots of [`MOVED`]; a power of two.
+pub const MOVED_SLOTS: u32 = 4096;
+
+/// Source ports of completed handshakes, in two generations: the user side reads and empties one
+/// while this side fills the other.
+#[map]
+pub static PORTS_EVEN: HashMap<PortSpaceKey, PortBitmap> = HashMap::with_max_entries(16, 1);
+/// See [`PORTS_EVEN`].
+#[map]
+pub static PORTS_ODD: HashMap<PortSpaceKey, PortBitmap> = HashMap::with_max_entries(16, 1);
+
+/// Settings that change while running: see [`CONFIG_GENERATION`] and [`CONFIG_BITMAP_FROM`].
+#[map]
+pub static CONFIG: Array<u32> = Array::with_max_entries(2, 0);
+/// Index of the generation of bitmaps being filled.
+pub const CONFIG_GENERATION: u32 = 0;
+/// Index of the number of completed handshakes that earns a port space its bitmap.
+pub const CONFIG_BITMAP_FROM: u32 = 1;
+
+/// Interfaces whose ingress is hooked, and those stacked on them: 1, or [`HOOKED_GUEST`].
+#[map]
+pub static HOOKED: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
+
+/// Value of [`HOOKED`] for the node's side of a pod's veth.
+pub const HOOKED_GUEST: u8 = 2;
+
+/// Sockets that this host opened, by the address of their `struct sock`.
+#[map]
+pub static OPEN_SOCKETS: HashMap<u64, OpenSocket> = HashMap::with_max_entries(1024, 0);
+
+/// Who opens connections.
+#[map]
+pub static OPENERS: HashMap<OpenerKey, Opener> = HashMap::with_max_entries(1024, 0);
+
+/// Network namespaces that the socket hooks are restricted to.
+#[map]
+pub static NETNS: HashMap<u32, u8> = HashMap::with_max_entries(64, 0);
+
+/// The latest open on this CPU, until its SYN leaves: see [`SearchNote`].
+#[map]
+pub static SEARCH: PerCpuArray<SearchNote> = PerCpuArray::with_max_entries(1, 0);
+
+/// connect() began to look for a port: the SYN leaves in the same task, most often on the same CPU.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SearchNote {
+    /// Time of CLOSE→SYN_SENT, 0 if there is none.
+    pub started_ns: u64,
+    /// Last four bytes of the responder's address and its port: enough to tell whose SYN it is.
+    pub responder: u32,
+    /// Port of the responder.
+    pub responder_port: u32,
+}
+
+/// Rows of the census.
+#[map]
+pub static CENSUS: HashMap<PortSpaceKey, CensusRow> = HashMap::with_max_entries(1024, 0);
+
+/// Listening ports seen by the pass of the census given as value.
+#[map]
+pub static LISTENERS: HashMap<ListenerKey, u32> = HashMap::with_max_entries(1024, 0);
+
+/// A listening port of a network namespace.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ListenerKey {
+    /// Inode of the namespace.
+    pub netns: u32,
+    /// The port.
+    pub port: u32,
+}
+
+/// What a run of the census tells the user side.
+#[map]
+pub static PROGRESS: Array<u64> = Array::with_max_entries(PROGRESS_LEN, 0);
+/// Entries of [`PROGRESS`]: size of the established hash, size of the listeners' hash, sockets seen
+/// since the beginning, steps taken.
+pub const PROGRESS_LEN: u32 = 4;
+
+/// Where a run of the census stands.
+#[map]
+pub static WALK: Array<Walk> = Array::with_max_entries(1, 0);
+
+/// See [`WALK`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Walk {
+    /// The bucket.
+    pub bucket: u64,
+    /// The node in its chain, 0 before its head is read.
+    pub node: u64,
+    /// Nodes of this chain so far.
+    pub chain: u64,
+    /// Sockets seen in this run.
+    pub seen: u64,
+}
+
+/// Four-tuples for [`crate::sweep`].
+#[map]
+pub static SWEEP: Array<FourTuple> = Array::with_max_entries(SWEEP_BATCH, 0);
+/// Entries of [`SWEEP`].
+pub const SWEEP_BATCH: u32 = 64;
+
+/// Rare events.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
+
+/// What is counted once per host.
+#[map]
+pub static GLOBALS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Global::COUNT, 0);
+
+/// Working storage of [`tuplewatch_common::observe`]. A packet hook is not interrupted by another one
+/// on its CPU: both run with soft interrupts off.
+#[map]
+pub static WORK: PerCpuArray<Work> = PerCpuArray::with_max_entries(1, 0);
+
+/// Working storage of the programs that the user side runs on demand, one at a time.
+#[map]
+pub static ON_DEMAND: Array<OnDemand> = Array::with_max_entries(1, 0);
+
+/// See [`ON_DEMAND`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct OnDemand {
+    /// For the sweep.
+    pub work: Work,
+    /// Connection of a row of the census, the local end first.
+    pub tuple: FourTuple,
+    /// Port space of the row.
+    pub key: PortSpaceKey,
+    /// A new row.
+    pub row: CensusRow,
+}
+
+/// A port space without counts: the value is too large for the stack.
+#[map]
+pub static ZERO_SPACE: Array<PortSpace> = Array::with_max_entries(1, 0);
+/// An empty bitmap.
+#[map]
+pub static ZERO_BITMAP: Array<PortBitmap> = Array::with_max_entries(1, 0);
+
+/// Adds to a [`Global`].
+#[inline(always)]
+pub fn count(what: Global) {
+    if let Some(n) = GLOBALS.get_ptr_mut(what as u32) {
+        // SAFETY: the map value is valid while the program runs, and only this CPU writes to it.
+        unsafe { *n += 1 }
+    }
+}

@@ -1,0 +1,172 @@
+//! The packet hook: traffic control classifiers on the chosen interfaces, both directions.
+//!
+//! A program returns `TCX_NEXT` (which is `TC_ACT_UNSPEC` for clsact), always: any other value would
+//! end the chain and switch off a CNI's policy behind us.
+
+use aya_ebpf::{
+    helpers::bpf_ktime_get_ns,
+    macros::classifier,
+    programs::TcContext,
+};
+use tuplewatch_common::{
+    address::{PortSpaceKey, Role},
+    bytes::Bytes,
+    histogram::SEARCH_UNIT_NS,
+    observe::{Seen, Tables as _, is_plain_data, observe, record},
+    record::Global,
+    segment::{self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN, Segment},
+};
+
+use crate::{
+    maps::{HOOKED, HOOKED_GUEST, SEARCH, WORK, count},
+    skb::{Anywhere, Linear},
+    tables::{Maps, with_space},
+};
+
+/// `TCX_NEXT`.
+const NEXT: i32 = -1;
+
+/// Ingress of an Ethernet interface.
+#[classifier]
+pub fn tuplewatch_in(ctx: TcContext) -> i32 {
+    packet::<ETHERNET_LEN, false>(&ctx);
+    NEXT
+}
+
+/// Egress of an Ethernet interface.
+#[classifier]
+pub fn tuplewatch_out(ctx: TcContext) -> i32 {
+    packet::<ETHERNET_LEN, true>(&ctx);
+    NEXT
+}
+
+/// Ingress of an interface without link-layer header.
+#[classifier]
+pub fn tuplewatch_ip_in(ctx: TcContext) -> i32 {
+    packet::<0, false>(&ctx);
+    NEXT
+}
+
+/// Egress of an interface without link-layer header.
+#[classifier]
+pub fn tuplewatch_ip_out(ctx: TcContext) -> i32 {
+    packet::<0, true>(&ctx);
+    NEXT
+}
+
+/// What every packet costs: data and the pure ACKs of connections that are not being opened are out
+/// at once, without a helper call.
+#[inline(always)]
+fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
+    let bytes = Linear::new(ctx);
+    match locate::<_, HEADER>(ctx, &bytes) {
+        Ok(at) => {
+            if is_plain_data(at.flags, at.payload_len) {
+                return;
+            }
+            if at.flags & (SYN | FIN | RST) == 0 && !is_being_opened(&bytes, &at) {
+                return;
+            }
+            linear::<HEADER, EGRESS>(ctx);
+        }
+        Err(NotSegment::Truncated) => not_linear::<HEADER, EGRESS>(ctx),
+        Err(NotSegment::Fragment) => count(Global::Fragments),
+        Err(NotSegment::Malformed) => count(Global::Unreadable),
+        Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+    }
+}
+
+/// Something that shares the segment's hash is being opened.
+#[inline(always)]
+fn is_being_opened<B: Bytes>(bytes: &B, at: &Located) -> bool {
+    segment::read(bytes, at)
+        .is_ok_and(|segment| Maps.opening(segment.tuple.hash()).is_some_and(|n| *n != 0))
+}
+
+/// A function of its own, as is [`not_linear`], so that the stacks of both do not add up.
+#[inline(never)]
+fn linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
+    let bytes = Linear::new(ctx);
+    if let Ok(at) = locate::<_, HEADER>(ctx, &bytes) {
+        take::<_, EGRESS>(ctx, &bytes, &at);
+    }
+}
+
+/// The headers are not in the linear part.
+#[inline(never)]
+fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
+    let bytes = Anywhere(ctx);
+    match locate::<_, HEADER>(ctx, &bytes) {
+        Ok(at) if !is_plain_data(at.flags, at.payload_len) => take::<_, EGRESS>(ctx, &bytes, &at),
+        Ok(_) | Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+        Err(NotSegment::Fragment) => count(Global::Fragments),
+        Err(NotSegment::Malformed | NotSegment::Truncated) => count(Global::Unreadable),
+    }
+}
+
+#[inline(always)]
+fn locate<B: Bytes, const HEADER: usize>(ctx: &TcContext, bytes: &B) -> Result<Located, NotSegment> {
+    // SAFETY: `skb` is the program's own context.
+    let ethertype = u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16);
+    if HEADER == 0 && ethertype != ETHERTYPE_IPV4 && ethertype != ETHERTYPE_IPV6 {
+        return Err(NotSegment::NotIp);
+    }
+    segment::locate(bytes, ethertype, HEADER)
+}
+
+/// Takes a segment that may concern a table.
+#[inline(always)]
+fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) {
+    let Some(work) = WORK.get_ptr_mut(0) else { return };
+    // SAFETY: a per-CPU value: see its declaration.
+    let work = unsafe { &mut *work };
+    if segment::read_into(bytes, at, &mut work.segment).is_err() {
+        count(Global::Unreadable);
+        return;
+    }
+    let is_syn = at.flags & (SYN | ACK) == SYN;
+    // SAFETY: `skb` is the program's own context.
+    let (ifindex, ingress_ifindex) =
+        unsafe { ((*ctx.skb.skb).ifindex, (*ctx.skb.skb).ingress_ifindex) };
+    let seen_before = EGRESS && is_syn && ingress_ifindex != 0 && hooked(ingress_ifindex) != 0;
+    // On the node's side of a pod's veth, what comes in is what the pod sends.
+    let leaves = EGRESS != (is_syn && hooked(ifindex) == HOOKED_GUEST);
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let seen = Seen {
+        now_ns,
+        ifindex,
+        syn_role: if leaves { Role::Initiator } else { Role::Responder },
+        seen_before,
+    };
+    observe(&mut Maps, work, &seen);
+    if EGRESS && is_syn {
+        note_search(&work.segment, now_ns);
+    }
+}
+
+/// What is known of an interface, 0 for nothing.
+#[inline(always)]
+fn hooked(ifindex: u32) -> u8 {
+    // SAFETY: the value is copied at once.
+    unsafe { HOOKED.get(ifindex) }.map_or(0, |v| *v)
+}
+
+/// The first SYN of an open whose connect() began on this CPU: how long the search for a port took.
+#[inline(always)]
+fn note_search(segment: &Segment, now_ns: u64) {
+    let Some(note) = SEARCH.get_ptr_mut(0) else { return };
+    // SAFETY: a per-CPU value; connect() and the egress of its SYN run one after the other.
+    let note = unsafe { &mut *note };
+    let r = &segment.tuple.responder;
+    if note.started_ns == 0
+        || note.responder_port != segment.tuple.responder_port as u32
+        || note.responder != u32::from_ne_bytes([r[12], r[13], r[14], r[15]])
+    {
+        return;
+    }
+    let took = now_ns - note.started_ns;
+    note.started_ns = 0;
+    let key = PortSpaceKey::wire(&segment.tuple, Role::Initiator as u8);
+    with_space(&key, false, |p| record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS));
+}

@@ -1,0 +1,26 @@
+//! `tcp_retransmit_skb`: SYNs and data sent again by local sockets.
+
+use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
+use tuplewatch_common::observe::Tables as _;
+
+use crate::{
+    layout::SKC_STATE,
+    maps::OPEN_SOCKETS,
+    socket::{Kernel, SYN_SENT, argument},
+    tables::{Maps, with_space},
+};
+
+/// Arguments: `struct sock *sk, struct sk_buff *skb` (since 6.17 also `int err`).
+#[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
+pub fn tcp_retransmit_skb(ctx: RawTracePointContext) -> i32 {
+    let sk = Kernel(argument::<0>(&ctx));
+    // Sockets accepted here are not in this map: what they repeat is counted on the wire.
+    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else { return 0 };
+    // SAFETY: a map value stays valid while the program runs.
+    let space = unsafe { &(*socket).opener.space };
+    let opening = sk.read::<u8>(&SKC_STATE) as u32 == SYN_SENT;
+    with_space(space, false, |p| {
+        Maps::add(if opening { &mut p.syn_retransmits } else { &mut p.data_retransmits }, 1);
+    });
+    0
+}

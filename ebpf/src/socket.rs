@@ -1,0 +1,136 @@
+//! Reads `struct sock` and its relatives by the offsets of [`crate::layout`].
+
+use aya_ebpf::{EbpfContext as _, Global, programs::RawTracePointContext, helpers::generated::bpf_probe_read_kernel};
+use tuplewatch_common::address::{FourTuple, v4_mapped};
+
+use crate::{
+    layout::{
+        ABSENT, CGROUP_KN, KERNFS_ID, NET_INUM, RESTRICT_NETNS, SK_CGROUP, SK_PROTOCOL, SK_PROTOCOL_BYTES,
+        SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NUM, SKC_RCV_SADDR, SKC_V6_DADDR,
+        SKC_V6_RCV_SADDR,
+    },
+    maps::NETNS,
+};
+
+/// `ESTABLISHED` of `include/net/tcp_states.h`, which is part of the user ABI (`tcp_info`).
+pub const ESTABLISHED: u32 = 1;
+/// `SYN_SENT`.
+pub const SYN_SENT: u32 = 2;
+/// `SYN_RECV`.
+pub const SYN_RECV: u32 = 3;
+/// `FIN_WAIT1`.
+pub const FIN_WAIT1: u32 = 4;
+/// `TIME_WAIT`.
+pub const TIME_WAIT: u32 = 6;
+/// `CLOSE`.
+pub const CLOSE: u32 = 7;
+/// `LISTEN`.
+pub const LISTEN: u32 = 10;
+/// `NEW_SYN_RECV`.
+pub const NEW_SYN_RECV: u32 = 12;
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+const IPPROTO_TCP: u16 = 6;
+
+/// An address in the kernel.
+#[derive(Clone, Copy)]
+pub struct Kernel(pub u64);
+
+impl Kernel {
+    /// Reads a value at a resolved offset; 0 where the address is not mapped (the helper clears its
+    /// destination), which no caller takes for a valid pointer, port or state.
+    #[inline(always)]
+    pub fn read<T: Copy + Default>(self, offset: &Global<u32>) -> T {
+        self.read_at(offset.load() as u64)
+    }
+
+    /// Reads a value at an offset in bytes.
+    #[inline(always)]
+    pub fn read_at<T: Copy + Default>(self, offset: u64) -> T {
+        let mut value = T::default();
+        // The generated helper, not the wrapper returning a `Result`: with that one the verifier
+        // sees an uninitialised register in loops.
+        // SAFETY: the destination is a local of that size; the source may be any address.
+        unsafe {
+            bpf_probe_read_kernel(
+                (&raw mut value).cast(),
+                size_of::<T>() as u32,
+                (self.0 + offset) as *const _,
+            );
+        }
+        value
+    }
+}
+
+/// An argument of a tracepoint. The index is a constant, because the verifier refuses a computed offset
+/// into the context; the user side attaches no program whose arguments BTF puts elsewhere.
+#[inline(always)]
+pub fn argument<const INDEX: usize>(ctx: &RawTracePointContext) -> u64 {
+    // SAFETY: the verifier checks the bound.
+    unsafe { *ctx.as_ptr().cast::<u64>().add(INDEX) }
+}
+
+/// Inode of the socket's network namespace.
+#[inline(always)]
+pub fn netns(sk: Kernel) -> u32 {
+    Kernel(sk.read::<u64>(&SKC_NET)).read::<u32>(&NET_INUM)
+}
+
+/// Whether sockets of that namespace are to be counted.
+#[inline(always)]
+pub fn is_watched(netns: u32) -> bool {
+    // SAFETY: the value is not used.
+    RESTRICT_NETNS.load() == 0 || unsafe { NETNS.get(netns) }.is_some()
+}
+
+/// The socket's protocol is TCP itself (an MPTCP socket reports its own state changes too).
+#[inline(always)]
+pub fn is_tcp(sk: Kernel) -> bool {
+    let protocol = if SK_PROTOCOL_BYTES.load() == 1 {
+        sk.read::<u8>(&SK_PROTOCOL) as u16
+    } else {
+        sk.read::<u16>(&SK_PROTOCOL)
+    };
+    protocol == IPPROTO_TCP
+}
+
+/// The socket's connection, as if the local end were the initiator. `None` for other families.
+///
+/// Works on `struct sock_common`, which full sockets, request sockets and TIME_WAIT sockets begin with.
+#[inline(always)]
+pub fn tuple(sk: Kernel) -> Option<FourTuple> {
+    let mut tuple = FourTuple {
+        responder_port: u16::from_be(sk.read(&SKC_DPORT)),
+        initiator_port: sk.read(&SKC_NUM),
+        ..FourTuple::default()
+    };
+    match sk.read::<u16>(&SKC_FAMILY) {
+        AF_INET => {
+            tuple.initiator = v4_mapped(sk.read(&SKC_RCV_SADDR));
+            tuple.responder = v4_mapped(sk.read(&SKC_DADDR));
+        }
+        // A dual-stack socket keeps IPv4 as v4-mapped addresses, which is our own form.
+        AF_INET6 => {
+            tuple.initiator = sk.read(&SKC_V6_RCV_SADDR);
+            tuple.responder = sk.read(&SKC_V6_DADDR);
+        }
+        _ => return None,
+    }
+    Some(tuple)
+}
+
+/// Inode of the socket's control group directory, 0 if the kernel does not say.
+#[inline(always)]
+pub fn cgroup(sk: Kernel) -> u64 {
+    if SK_CGROUP.load() == ABSENT {
+        return 0;
+    }
+    // Before 5.15 the low bits of this word are flags of cgroup v1.
+    let cgroup = sk.read::<u64>(&SK_CGROUP) & !3;
+    if cgroup == 0 {
+        return 0;
+    }
+    let node = Kernel(cgroup).read::<u64>(&CGROUP_KN);
+    if node == 0 { 0 } else { Kernel(node).read(&KERNFS_ID) }
+}
