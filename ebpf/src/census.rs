@@ -211,7 +211,7 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
         if next == 0 || next & 1 != 0 {
             // A nulls list ends with its bucket's number (a plain list with 0): another number means
             // that the last socket moved to another chain meanwhile.
-            if next != 0 && next >> 1 != at.bucket {
+            if next != 0 && next >> 1 & (table.size - 1) != at.bucket {
                 count(Global::CensusRestart);
             }
             at.next_bucket();

@@ -67,13 +67,13 @@ impl Ports {
         (0..=u16::MAX).zip(&self.last).filter(|(_, t)| **t != 0).map(|(p, _)| p).collect()
     }
 
-    /// Share of new ports among the latest completed handshakes, as many as there are ports: 1 while a
-    /// pool is handed out for the first time, 0 when each port comes again. `None` before so many
-    /// handshakes were completed.
+    /// Share of new ports among the latest completed handshakes, half as many as there are ports: 1
+    /// while a pool is handed out for the first time, 0 when each port comes again. `None` before so
+    /// many handshakes were completed.
     #[must_use]
     pub fn news_share(&self) -> Option<f64> {
         let (total, _) = *self.news.last()?;
-        let need = u64::from(self.distinct.max(1));
+        let need = u64::from(self.distinct.max(2) / 2);
         let from = total.checked_sub(need)?;
         let first = self.news.partition_point(|(at, _)| *at <= from);
         if first == 0 {

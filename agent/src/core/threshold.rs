@@ -36,8 +36,8 @@ pub struct PoolInference {
     pub ageing: Duration,
     /// Fewest distinct ports to speak of a pool.
     pub min_ports: u32,
-    /// The count has levelled off when at most this share of the latest completed handshakes (as many
-    /// as there are ports) came from a port not seen before.
+    /// The count has levelled off when at most this share of the latest completed handshakes (half as
+    /// many as there are ports) came from a port not seen before.
     pub plateau: f64,
     /// A gap between neighbouring ports of more than this many times the mean distance ends the
     /// pool: one scan from port 51234 must not widen it.

@@ -47,8 +47,11 @@ use watch::Watched;
 
 /// Log records that wait for the receiver; more are dropped, oldest first, and counted.
 const KEPT: usize = 10_000;
+/// Directives for the log filter of whoever sets up `tracing`: the crates call data lost that is kept
+/// here, at each attempt; what matters is told once per outage by this module.
+pub const LOG_FILTER: &str = "opentelemetry-otlp=off,opentelemetry_sdk=off";
 /// Time to hand over what is left at the end.
-const CLOSE: Duration = Duration::from_secs(5);
+const CLOSE: Duration = Duration::from_secs(3);
 /// Most series of one metric: every port space in each of the buckets of a histogram, and some.
 const SERIES: usize = MAX_EXPORTED * tuplewatch_common::histogram::BUCKETS + 64;
 
@@ -178,7 +181,7 @@ impl Shared {
 /// Makes the instrument of one metric.
 fn instrument(meter: &Meter, index: usize, metric: &'static Metric, state: &Arc<Mutex<Shared>>) {
     /// Observes the values of the metric, as the type that the instrument has.
-    fn observe<T>(
+    fn observe<T: 'static>(
         state: &Arc<Mutex<Shared>>,
         index: usize,
         convert: fn(Number) -> T,

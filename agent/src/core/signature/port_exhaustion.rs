@@ -118,7 +118,9 @@ fn remedy(b: &BareAcks<'_>, e: &Evidence, opened_by: &[OpenedBy], is_responder: 
                 .to_owned(),
         );
     }
-    if e.unhealed > 0 {
+    // The RST that answers each bare ACK clears TIME_WAIT, if it arrives.
+    let rst_lost = if is_responder { e.rsts * 2 < e.refused_syns } else { e.unhealed > e.healed };
+    if rst_lost {
         steps.push(
             "the device also drops the RST (or the bare ACK) that would clear TIME_WAIT: let it pass"
                 .to_owned(),

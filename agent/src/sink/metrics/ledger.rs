@@ -104,13 +104,18 @@ impl Ledger {
                 _ => entering.push(space),
             }
         }
+        let mut fresh = self.spaces.values().filter(|entry| entry.fresh).count();
         for space in entering {
             let total = counters(&space.totals);
-            let entry = match self.spaces.get_mut(&space.key) {
-                Some(entry) => entry,
-                None if self.spaces.values().filter(|e| e.fresh).count() >= MAX_EXPORTED => continue,
-                None => self.spaces.entry(space.key).or_insert_with(|| Entry::new(space, &grown)),
-            };
+            let entry = self.spaces.get(&space.key);
+            if !entry.is_some_and(|entry| entry.fresh) {
+                if fresh >= MAX_EXPORTED {
+                    continue;
+                }
+                fresh += 1;
+            }
+            let entry = self.spaces.entry(space.key);
+            let entry = entry.or_insert_with(|| Entry::new(space, &grown));
             let possible = growth(&total, &entry.told);
             let growth = std::array::from_fn(|i| possible[i].min(grown[i]));
             entry.take(space, growth, self.overviews);

@@ -1,17 +1,20 @@
 //! The exporters of the official crate, with what it leaves to us: TLS roots for gRPC, and the
 //! variables for certificates.
 
-use std::{collections::HashMap, fs, time::Duration};
+use std::{collections::HashMap, fs, io, path::PathBuf, time::Duration};
 
 use opentelemetry_otlp::{
     LogExporter, MetricExporter, RetryPolicy, WithExportConfig, WithHttpConfig, WithTonicConfig,
     tonic_types::{
-        metadata::{MetadataKey, MetadataMap, MetadataValue},
+        metadata::MetadataMap,
         transport::{Certificate, ClientTlsConfig, Identity},
     },
 };
 use opentelemetry_sdk::metrics::Temporality;
-use reqwest::blocking::Client;
+use reqwest::{
+    blocking::Client,
+    header::{HeaderMap, HeaderName, HeaderValue},
+};
 
 use super::settings::{OtlpError, Protocol, Target};
 
@@ -83,12 +86,7 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
     builder: B,
     target: &Target,
 ) -> Result<B, OtlpError> {
-    let mut metadata = MetadataMap::new();
-    for (name, value) in &target.headers {
-        let wrong = || header(target, name);
-        let key = MetadataKey::from_bytes(name.to_lowercase().as_bytes()).map_err(|_| wrong())?;
-        metadata.insert(key, MetadataValue::try_from(value).map_err(|_| wrong())?);
-    }
+    let metadata = MetadataMap::from_headers(headers(target)?);
     let builder = builder.with_endpoint(&target.endpoint).with_metadata(metadata);
     if target.endpoint.starts_with("http://") {
         return Ok(builder);
@@ -106,13 +104,8 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
 }
 
 fn http<B: WithExportConfig + WithHttpConfig>(builder: B, target: &Target) -> Result<B, OtlpError> {
-    for (name, value) in &target.headers {
-        let valid = reqwest::header::HeaderName::from_bytes(name.as_bytes()).is_ok()
-            && reqwest::header::HeaderValue::from_str(value).is_ok();
-        if !valid {
-            return Err(header(target, name));
-        }
-    }
+    // The crate leaves out what it cannot send without a word.
+    headers(target)?;
     let headers: HashMap<_, _> = target.headers.iter().cloned().collect();
     let builder = builder.with_endpoint(&target.endpoint).with_headers(headers);
     let (root, identity) = (read(&target.certificate)?, identity(target)?);
@@ -135,18 +128,30 @@ fn http<B: WithExportConfig + WithHttpConfig>(builder: B, target: &Target) -> Re
     Ok(builder.with_http_client(client))
 }
 
-fn header(target: &Target, name: &str) -> OtlpError {
-    let problem = format!("`{name}` is not a header with a value of visible characters");
-    OtlpError::Setting { name: format!("OTLP header for {}", target.signal.name()), problem }
+fn headers(target: &Target) -> Result<HeaderMap, OtlpError> {
+    let mut map = HeaderMap::new();
+    for (name, value) in &target.headers {
+        let pair = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value));
+        let (Ok(name), Ok(value)) = pair else {
+            let problem = format!("`{name}` is not a header with a value of visible characters");
+            let name = format!("OTLP header for {}", target.signal.name());
+            return Err(OtlpError::Setting { name, problem });
+        };
+        map.insert(name, value);
+    }
+    Ok(map)
 }
 
-fn read(file: &Option<(String, std::path::PathBuf)>) -> Result<Option<Vec<u8>>, OtlpError> {
+/// Reads a file in PEM. One without any would be taken for an empty list of authorities.
+fn read(file: &Option<(String, PathBuf)>) -> Result<Option<Vec<u8>>, OtlpError> {
     let Some((name, path)) = file else { return Ok(None) };
-    fs::read(path).map(Some).map_err(|error| OtlpError::File {
-        name: name.clone(),
-        path: path.clone(),
-        error,
-    })
+    let wrong = |error| OtlpError::File { name: name.clone(), path: path.clone(), error };
+    let bytes = fs::read(path).map_err(wrong)?;
+    if !String::from_utf8_lossy(&bytes).contains("-----BEGIN ") {
+        let problem = "it holds no certificate or key in PEM";
+        return Err(wrong(io::Error::new(io::ErrorKind::InvalidData, problem)));
+    }
+    Ok(Some(bytes))
 }
 
 /// Certificate and key of this agent; one without the other is an error.
@@ -159,5 +164,48 @@ fn identity(target: &Target) -> Result<Option<(Vec<u8>, Vec<u8>)>, OtlpError> {
             name: "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE".to_owned(),
             problem: "it needs OTEL_EXPORTER_OTLP_CLIENT_KEY, and the other way round".to_owned(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::settings::Signal, *};
+
+    fn target(protocol: Protocol) -> Target {
+        Target {
+            signal: Signal::Metrics,
+            endpoint: "https://127.0.0.1:1".to_owned(),
+            protocol,
+            headers: Vec::new(),
+            has_timeout: false,
+            certificate: None,
+            client_key: None,
+            client_certificate: None,
+        }
+    }
+
+    fn error(target: &Target) -> String {
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let _guard = runtime.enter();
+        logs(target).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn wrong_files_and_headers_are_told_for_both_protocols() {
+        for protocol in [Protocol::Grpc, Protocol::HttpProtobuf] {
+            let file = |path: &str| Some(("VARIABLE".to_owned(), PathBuf::from(path)));
+            let missing = Target { certificate: file("/no/such/file"), ..target(protocol) };
+            assert!(error(&missing).starts_with("VARIABLE: cannot read /no/such/file: "));
+            let no_pem = Target { certificate: file("/proc/self/stat"), ..target(protocol) };
+            assert!(error(&no_pem).contains("no certificate or key in PEM"));
+            let headers = vec![("x-key".to_owned(), "a\nb".to_owned())];
+            let header = Target { headers, ..target(protocol) };
+            assert!(error(&header).contains("`x-key` is not a header"), "{}", error(&header));
+            let pem = tempfile::NamedTempFile::new().unwrap();
+            fs::write(pem.path(), "-----BEGIN CERTIFICATE-----").unwrap();
+            let path = pem.path().to_str().unwrap();
+            let half = Target { client_certificate: file(path), ..target(protocol) };
+            assert!(error(&half).contains("OTEL_EXPORTER_OTLP_CLIENT_KEY"), "{}", error(&half));
+        }
     }
 }

@@ -22,7 +22,9 @@ pub struct CensusState {
     at: Option<Instant>,
 }
 
-/// A census may take this share of one CPU.
+/// How often there is a census unless somebody asks for another interval.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Then it may take this share of one CPU.
 const SHARE: u32 = 250;
 
 impl Kernel {
@@ -31,19 +33,19 @@ impl Kernel {
         self.walk("census_seed", 0)
     }
 
-    /// A pass, if one is due: every `interval`, less often on a host whose tables are so large that it
-    /// would take more than 0.4 % of a CPU.
+    /// A pass, if one is due: every `interval`; without one every five seconds, and less often on a host
+    /// whose tables are so large that it would take more than 0.4 % of a CPU.
     ///
     /// # Errors
     /// The error of a system call.
     pub fn census(
         &mut self,
-        interval: Duration,
+        interval: Option<Duration>,
     ) -> anyhow::Result<Option<Vec<(PortSpaceKey, CensusRow)>>> {
         if !self.has_census {
             return Ok(None);
         }
-        let due = interval.max(self.census.took * SHARE);
+        let due = interval.unwrap_or_else(|| INTERVAL.max(self.census.took * SHARE));
         if self.census.at.is_some_and(|at| at.elapsed() < due) {
             return Ok(None);
         }

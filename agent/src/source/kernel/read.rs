@@ -221,7 +221,7 @@ impl Kernel {
 
 fn set_bits(bitmap: &PortBitmap) -> Vec<u16> {
     let mut ports = Vec::new();
-    for (base, mut word) in (0u16..).step_by(64).zip(bitmap.iter().copied()) {
+    for (base, mut word) in (0..=u16::MAX).step_by(64).zip(bitmap.iter().copied()) {
         while word != 0 {
             ports.push(base + word.trailing_zeros() as u16);
             word &= word - 1;
