@@ -7,7 +7,9 @@ pub type Address = [u8; 16];
 /// Makes the v4-mapped [`Address`] of an IPv4 address given in network byte order.
 #[inline(always)]
 pub const fn v4_mapped(a: [u8; 4]) -> Address {
-    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]]
+    [
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
+    ]
 }
 
 /// Whether `address` is a v4-mapped one.
@@ -201,7 +203,10 @@ mod tests {
         };
         assert_eq!(t.hash(), t.reversed().hash());
         assert_ne!(t.initiator_is_lower(), t.reversed().initiator_is_lower());
-        let other = FourTuple { initiator_port: 40001, ..t };
+        let other = FourTuple {
+            initiator_port: 40001,
+            ..t
+        };
         assert_ne!(t.hash(), other.hash());
     }
 

@@ -32,7 +32,10 @@ impl<'a> Captured<'a> {
     /// A packet that was captured whole.
     #[must_use]
     pub const fn whole(data: &'a [u8]) -> Self {
-        Self { data, wire_len: data.len() }
+        Self {
+            data,
+            wire_len: data.len(),
+        }
     }
 
     fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {

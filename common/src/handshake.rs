@@ -114,10 +114,16 @@ impl Handshake {
         let acceptable = seq::within(
             ack,
             self.isn.wrapping_add(1),
-            self.isn.wrapping_add(1).wrapping_add(self.syn_payload as u32),
+            self.isn
+                .wrapping_add(1)
+                .wrapping_add(self.syn_payload as u32),
         );
         if flags & RST != 0 {
-            return if flags & ACK == 0 || acceptable { Step::Refused } else { Step::None };
+            return if flags & ACK == 0 || acceptable {
+                Step::Refused
+            } else {
+                Step::None
+            };
         }
         if flags & (SYN | ACK) == SYN | ACK {
             if !acceptable || self.is_syn_acked() {
@@ -196,18 +202,33 @@ mod tests {
     }
 
     fn segment(flags: u8, seq: u32, ack: u32) -> Segment {
-        Segment { tuple: tuple(), flags, seq, ack, payload_len: 0, payload_offset: 54 }
+        Segment {
+            tuple: tuple(),
+            flags,
+            seq,
+            ack,
+            payload_len: 0,
+            payload_offset: 54,
+        }
     }
 
     fn opened(isn: u32) -> Handshake {
-        Handshake { isn, syns: 1, ..Handshake::default() }
+        Handshake {
+            isn,
+            syns: 1,
+            ..Handshake::default()
+        }
     }
 
     #[test]
     fn three_way() {
         let mut h = opened(u32::MAX);
         assert_eq!(h.on_responder(&segment(SYN | ACK, 500, 0)), Step::SynAck);
-        assert_eq!(h.on_responder(&segment(SYN | ACK, 500, 0)), Step::None, "SYN-ACK again");
+        assert_eq!(
+            h.on_responder(&segment(SYN | ACK, 500, 0)),
+            Step::None,
+            "SYN-ACK again"
+        );
         assert_eq!(h.on_initiator(&segment(ACK, 0, 501)), Step::Established);
     }
 
@@ -215,11 +236,25 @@ mod tests {
     fn bare_ack_heals_or_not() {
         let mut h = opened(1000);
         let bare = segment(ACK, 77, 4242);
-        assert_eq!(h.on_responder(&bare), Step::BareAck { unhealed_now: false });
-        assert_eq!(h.on_initiator(&segment(RST, 4242, 0)), Step::ResetAfterBareAck);
+        assert_eq!(
+            h.on_responder(&bare),
+            Step::BareAck {
+                unhealed_now: false
+            }
+        );
+        assert_eq!(
+            h.on_initiator(&segment(RST, 4242, 0)),
+            Step::ResetAfterBareAck
+        );
         assert_eq!(h.on_syn(&segment(SYN, 1000, 0), 9), Step::Retransmit);
         assert_eq!(h.on_responder(&bare), Step::BareAck { unhealed_now: true });
-        assert_eq!(h.on_responder(&bare), Step::BareAck { unhealed_now: false }, "counted once");
+        assert_eq!(
+            h.on_responder(&bare),
+            Step::BareAck {
+                unhealed_now: false
+            },
+            "counted once"
+        );
         assert_eq!(h.bare_acks, 3);
     }
 
@@ -227,24 +262,52 @@ mod tests {
     fn what_is_not_a_bare_ack() {
         let mut h = opened(1000);
         h.syn_payload = 20;
-        assert_eq!(h.on_responder(&segment(ACK, 1, 1001)), Step::None, "the SYN");
-        assert_eq!(h.on_responder(&segment(ACK, 1, 1021)), Step::None, "Fast Open data");
-        assert_eq!(h.on_responder(&segment(ACK | FIN, 1, 7)), Step::None, "a FIN sent again");
-        let data = Segment { payload_len: 1, ..segment(ACK, 1, 7) };
-        assert_eq!(h.on_responder(&data), Step::None, "data of the former connection");
+        assert_eq!(
+            h.on_responder(&segment(ACK, 1, 1001)),
+            Step::None,
+            "the SYN"
+        );
+        assert_eq!(
+            h.on_responder(&segment(ACK, 1, 1021)),
+            Step::None,
+            "Fast Open data"
+        );
+        assert_eq!(
+            h.on_responder(&segment(ACK | FIN, 1, 7)),
+            Step::None,
+            "a FIN sent again"
+        );
+        let data = Segment {
+            payload_len: 1,
+            ..segment(ACK, 1, 7)
+        };
+        assert_eq!(
+            h.on_responder(&data),
+            Step::None,
+            "data of the former connection"
+        );
         h.flags = MAYBE_DUPLICATE;
         assert_eq!(h.on_responder(&segment(ACK, 1, 1500)), Step::DuplicateSyn);
         assert_eq!(
             h.on_responder(&segment(ACK, 1, 900)),
-            Step::BareAck { unhealed_now: false },
+            Step::BareAck {
+                unhealed_now: false
+            },
             "its number lies before the SYN: no duplicate"
         );
     }
 
     #[test]
     fn refused_and_abandoned() {
-        assert_eq!(opened(5).on_responder(&segment(RST | ACK, 0, 6)), Step::Refused);
-        assert_eq!(opened(5).on_responder(&segment(RST | ACK, 0, 99)), Step::None, "not ours");
+        assert_eq!(
+            opened(5).on_responder(&segment(RST | ACK, 0, 6)),
+            Step::Refused
+        );
+        assert_eq!(
+            opened(5).on_responder(&segment(RST | ACK, 0, 99)),
+            Step::None,
+            "not ours"
+        );
         assert_eq!(opened(5).on_initiator(&segment(RST, 6, 0)), Step::Abandoned);
     }
 

@@ -49,7 +49,16 @@ mod tests {
     #[test]
     fn every_value_lies_below_the_bound_of_its_bucket() {
         let b = bounds(REUSE_UNIT_NS);
-        for v in [0, 1, 999_999, 1_000_000, 1_999_999, 2_000_000, 60_000_000_000, u64::MAX] {
+        for v in [
+            0,
+            1,
+            999_999,
+            1_000_000,
+            1_999_999,
+            2_000_000,
+            60_000_000_000,
+            u64::MAX,
+        ] {
             let i = bucket(v, REUSE_UNIT_NS);
             if i < BUCKETS - 1 {
                 assert!(v < b[i], "{v} in {i}");

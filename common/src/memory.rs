@@ -72,7 +72,10 @@ impl Former {
     #[inline(always)]
     #[must_use]
     pub const fn is_closed(self) -> bool {
-        matches!(self, Self::FinLower | Self::FinHigher | Self::Closed | Self::Reset)
+        matches!(
+            self,
+            Self::FinLower | Self::FinHigher | Self::Closed | Self::Reset
+        )
     }
 
     /// The state after a FIN from the lower or the higher end.
@@ -182,7 +185,11 @@ pub fn store(set: &mut Set, hash: u64, word: Word, now_ns: u64) -> Stored {
             u64::MAX
         } else {
             let age = old.age_ns(now_ns) >> TIME_SHIFT;
-            if matches!(old.state(), Former::Open) { age + 1 } else { age + 1 + (1 << TIME_BITS) }
+            if matches!(old.state(), Former::Open) {
+                age + 1
+            } else {
+                age + 1 + (1 << TIME_BITS)
+            }
         };
         if score > victim_score {
             victim_score = score;
@@ -193,7 +200,11 @@ pub fn store(set: &mut Set, hash: u64, word: Word, now_ns: u64) -> Stored {
     let old = Word(set[victim & (WAYS - 1)]);
     set[victim & (WAYS - 1)] = word.0;
     let outdated = !matches!(old.state(), Former::Open) && old.age_ns(now_ns) >= HOLD_MAX_NS;
-    if old.0 == 0 || outdated { Stored::Kept } else { Stored::EvictedLive }
+    if old.0 == 0 || outdated {
+        Stored::Kept
+    } else {
+        Stored::EvictedLive
+    }
 }
 
 /// Where a SYN that moves to another port came from: a word of `fingerprint (24) | port (16) |
@@ -210,7 +221,10 @@ impl Moved {
     #[inline(always)]
     #[must_use]
     pub fn hash(tuple: &crate::address::FourTuple, isn: u32) -> u64 {
-        let portless = crate::address::FourTuple { initiator_port: 0, ..*tuple };
+        let portless = crate::address::FourTuple {
+            initiator_port: 0,
+            ..*tuple
+        };
         crate::address::mix(portless.hash() ^ isn as u64)
     }
 
@@ -225,7 +239,11 @@ impl Moved {
     #[inline(always)]
     #[must_use]
     pub const fn port_of(self, hash: u64) -> Option<u16> {
-        if self.0 != 0 && (self.0 ^ hash) >> 40 == 0 { Some((self.0 >> 24) as u16) } else { None }
+        if self.0 != 0 && (self.0 ^ hash) >> 40 == 0 {
+            Some((self.0 >> 24) as u16)
+        } else {
+            None
+        }
     }
 }
 
@@ -260,17 +278,28 @@ mod tests {
         for n in 2..5 {
             assert_eq!(put(&mut set, n, Former::Closed, n * S), Stored::Kept);
         }
-        assert_eq!(put(&mut set, 5, Former::Closed, 10 * S), Stored::EvictedLive);
+        assert_eq!(
+            put(&mut set, 5, Former::Closed, 10 * S),
+            Stored::EvictedLive
+        );
         assert!(find(&set, 1 << 44).is_some());
         assert!(find(&set, 2 << 44).is_none(), "the longest closed one goes");
-        assert_eq!(put(&mut set, 6, Former::Closed, 300 * S), Stored::Kept, "3 is outdated");
+        assert_eq!(
+            put(&mut set, 6, Former::Closed, 300 * S),
+            Stored::Kept,
+            "3 is outdated"
+        );
     }
 
     #[test]
     fn fins_of_both_sides_close() {
         let s = Former::Open.after_fin(true);
         assert_eq!(s, Former::FinLower);
-        assert_eq!(s.after_fin(true), Former::FinLower, "a FIN sent again changes nothing");
+        assert_eq!(
+            s.after_fin(true),
+            Former::FinLower,
+            "a FIN sent again changes nothing"
+        );
         assert_eq!(s.after_fin(false), Former::Closed);
     }
 }

@@ -29,8 +29,11 @@ pub struct Seen {
 /// The tables behind [`observe`].
 pub trait Tables {
     /// Runs `f` on the handshake of `tuple`, if there is one.
-    fn with_handshake<R>(&mut self, tuple: &FourTuple, f: impl FnOnce(&mut Handshake) -> R)
-    -> Option<R>;
+    fn with_handshake<R>(
+        &mut self,
+        tuple: &FourTuple,
+        f: impl FnOnce(&mut Handshake) -> R,
+    ) -> Option<R>;
     /// Adds a handshake; `false` (and a counted loss) when there is no room.
     fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool;
     /// Removes a handshake; `false` if it was gone already.
@@ -124,11 +127,21 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
     if seen.seen_before {
         return;
     }
-    let Work { segment, tuple, key, handshake, .. } = work;
+    let Work {
+        segment,
+        tuple,
+        key,
+        handshake,
+        ..
+    } = work;
     *tuple = segment.tuple;
     let known = tables.with_handshake(tuple, |h| {
         // Another interface's record: this one only forwards.
-        let step = if h.ifindex == seen.ifindex { h.on_syn(segment, seen.now_ns) } else { Step::None };
+        let step = if h.ifindex == seen.ifindex {
+            h.on_syn(segment, seen.now_ns)
+        } else {
+            Step::None
+        };
         *handshake = *h;
         step
     });
@@ -148,13 +161,23 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
         None => {}
     }
     let moved = take_moved(tables, work, seen);
-    let Work { segment, tuple, key, handshake, .. } = work;
+    let Work {
+        segment,
+        tuple,
+        key,
+        handshake,
+        ..
+    } = work;
     if !moved {
         *handshake = Handshake {
             first_ns: seen.now_ns,
             isn: segment.seq,
             ifindex: seen.ifindex,
-            syn_payload: if segment.payload_len > 0xffff { 0xffff } else { segment.payload_len as u16 },
+            syn_payload: if segment.payload_len > 0xffff {
+                0xffff
+            } else {
+                segment.payload_len as u16
+            },
             role: seen.syn_role as u8,
             ..Handshake::default()
         };
@@ -180,7 +203,14 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
         *key = PortSpaceKey::wire(tuple, handshake.role);
         let local_open = matches!(seen.syn_role, Role::Initiator);
         let counted = tables.with_space(key, local_open, |p| {
-            T::add(if moved { &mut p.syn_retransmits } else { &mut p.opens }, 1);
+            T::add(
+                if moved {
+                    &mut p.syn_retransmits
+                } else {
+                    &mut p.opens
+                },
+                1,
+            );
             if former.is_some() {
                 let age = handshake.former_age_ms as u64 * 1_000_000;
                 record::<T>(&mut p.reuse_interval, age, REUSE_UNIT_NS);
@@ -201,9 +231,18 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
 /// If this SYN was seen from another port and met a bare ACK there, goes on with that record.
 #[inline(always)]
 fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen) -> bool {
-    let Work { segment, tuple, before, handshake, .. } = work;
+    let Work {
+        segment,
+        tuple,
+        before,
+        handshake,
+        ..
+    } = work;
     let slot_hash = Moved::hash(tuple, segment.seq);
-    let Some(port) = tables.moved(slot_hash).and_then(|word| Moved(*word).port_of(slot_hash)) else {
+    let Some(port) = tables
+        .moved(slot_hash)
+        .and_then(|word| Moved(*word).port_of(slot_hash))
+    else {
         return false;
     };
     *before = *tuple;
@@ -233,17 +272,31 @@ fn on_syn_ack<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64
 /// A segment without SYN on a four-tuple that may be being opened.
 #[inline(always)]
 fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
-    let Work { segment, tuple, key, handshake, .. } = work;
+    let Work {
+        segment,
+        tuple,
+        key,
+        handshake,
+        ..
+    } = work;
     *tuple = segment.tuple;
     let mut step = tables.with_handshake(tuple, |h| {
         *handshake = *h;
-        if h.ifindex == seen.ifindex { h.on_initiator(segment) } else { Step::None }
+        if h.ifindex == seen.ifindex {
+            h.on_initiator(segment)
+        } else {
+            Step::None
+        }
     });
     if step.is_none() {
         *tuple = segment.tuple.reversed();
         step = tables.with_handshake(tuple, |h| {
             *handshake = *h;
-            let step = if h.ifindex == seen.ifindex { h.on_responder(segment) } else { Step::None };
+            let step = if h.ifindex == seen.ifindex {
+                h.on_responder(segment)
+            } else {
+                Step::None
+            };
             if let Step::BareAck { .. } = step {
                 // The copy still says what is to be settled; the record has it behind it.
                 h.flags &= !(UNCOUNTED | MAYBE_DUPLICATE);
@@ -273,7 +326,14 @@ fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64
             let refused = matches!(step, Step::Refused);
             tables.with_space(key, false, |p| {
                 settle::<T>(p, handshake);
-                T::add(if refused { &mut p.refused } else { &mut p.abandoned }, 1);
+                T::add(
+                    if refused {
+                        &mut p.refused
+                    } else {
+                        &mut p.abandoned
+                    },
+                    1,
+                );
                 if refused && handshake.bare_acks > 0 {
                     T::add(&mut p.no_listener, 1);
                 }
@@ -289,7 +349,12 @@ fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64
 /// The handshake is complete.
 #[inline(always)]
 fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
-    let Work { tuple, key, handshake, .. } = work;
+    let Work {
+        tuple,
+        key,
+        handshake,
+        ..
+    } = work;
     if !leave(tables, tuple, hash) {
         return;
     }
@@ -324,7 +389,13 @@ fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash:
 /// A bare ACK answered the SYN.
 #[inline(always)]
 fn on_bare_ack<T: Tables>(tables: &mut T, work: &mut Work, unhealed_now: bool, now_ns: u64) {
-    let Work { tuple, key, handshake, event, .. } = work;
+    let Work {
+        tuple,
+        key,
+        handshake,
+        event,
+        ..
+    } = work;
     let slot_hash = Moved::hash(tuple, handshake.isn);
     if let Some(slot) = tables.moved(slot_hash) {
         *slot = Moved::new(slot_hash, tuple.initiator_port, now_ns).0;
@@ -373,16 +444,25 @@ fn on_bare_ack<T: Tables>(tables: &mut T, work: &mut Work, unhealed_now: bool, n
 fn on_close<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
     let segment = &work.segment;
     let from_lower = segment.tuple.initiator_is_lower();
-    let Some(set) = tables.memory(hash) else { return };
+    let Some(set) = tables.memory(hash) else {
+        return;
+    };
     let word = memory::find(set, hash);
     let state = word.map_or(Former::None, Word::state);
     if segment.flags & RST != 0 {
         // RST ends what is open; what is closed already keeps the time of its FINs, because the RST
         // may be the answer to a bare ACK, and what is not known stays so.
-        if matches!(state, Former::Open | Former::HalfOpen | Former::FinLower | Former::FinHigher)
-            && let Some(word) = word
+        if matches!(
+            state,
+            Former::Open | Former::HalfOpen | Former::FinLower | Former::FinHigher
+        ) && let Some(word) = word
         {
-            memory::store(set, hash, word.with(Former::Reset, seen.now_ns), seen.now_ns);
+            memory::store(
+                set,
+                hash,
+                word.with(Former::Reset, seen.now_ns),
+                seen.now_ns,
+            );
         }
         return;
     }
@@ -422,7 +502,11 @@ pub fn sweep<T: Tables>(
 #[inline(always)]
 #[must_use]
 pub const fn is_expired(h: &Handshake, now_ns: u64, patience_ns: u64) -> bool {
-    let patience = if h.is_syn_acked() { patience_ns } else { h.patience_ns() };
+    let patience = if h.is_syn_acked() {
+        patience_ns
+    } else {
+        h.patience_ns()
+    };
     now_ns > h.last_ns && now_ns - h.last_ns > patience
 }
 
@@ -462,7 +546,10 @@ fn count_unanswered<T: Tables>(
 fn settle<T: Tables>(space: &mut PortSpace, h: &Handshake) {
     if h.flags & UNCOUNTED != 0 {
         T::add(&mut space.opens, 1);
-        T::add(&mut space.syn_retransmits, (h.syns as u64).saturating_sub(1));
+        T::add(
+            &mut space.syn_retransmits,
+            (h.syns as u64).saturating_sub(1),
+        );
     }
 }
 
@@ -486,8 +573,11 @@ fn leave<T: Tables>(tables: &mut T, tuple: &FourTuple, hash: u64) -> bool {
 /// Writes what is known of the connection on a four-tuple.
 #[inline(always)]
 pub fn remember<T: Tables>(tables: &mut T, hash: u64, isn: u32, state: Former, now_ns: u64) {
-    let Some(set) = tables.memory(hash) else { return };
-    if memory::store(set, hash, Word::new(hash, isn, state, now_ns), now_ns) == Stored::EvictedLive {
+    let Some(set) = tables.memory(hash) else {
+        return;
+    };
+    if memory::store(set, hash, Word::new(hash, isn, state, now_ns), now_ns) == Stored::EvictedLive
+    {
         tables.count(Global::MemoryEvicted);
     }
 }

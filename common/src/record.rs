@@ -233,16 +233,31 @@ impl Global {
     pub const NAMES: [(&'static str, &'static str); Self::COUNT as usize] = [
         ("handshakes_full", "the table of handshakes was full"),
         ("port_spaces_full", "the table of port spaces was full"),
-        ("memory_evicted", "a remembered connection was pushed out while still of use"),
-        ("bitmaps_full", "a port space that earned a bitmap of its ports got none"),
+        (
+            "memory_evicted",
+            "a remembered connection was pushed out while still of use",
+        ),
+        (
+            "bitmaps_full",
+            "a port space that earned a bitmap of its ports got none",
+        ),
         ("events_lost", "the ring buffer was full"),
         ("openers_full", "the table of openers was full"),
         ("sockets_full", "the table of open sockets was full"),
         ("census_full", "the table of the census was full"),
-        ("census_chain_cut", "a hash chain was longer than the census follows"),
-        ("census_restart", "a hash chain changed under the census and was left"),
+        (
+            "census_chain_cut",
+            "a hash chain was longer than the census follows",
+        ),
+        (
+            "census_restart",
+            "a hash chain changed under the census and was left",
+        ),
         ("syns_without_port_space", "SYNs of no known port space"),
-        ("bare_acks_without_port_space", "bare ACKs of no known port space"),
+        (
+            "bare_acks_without_port_space",
+            "bare ACKs of no known port space",
+        ),
         ("unreadable", "packets whose headers could not be read"),
         ("fragments", "IP fragments other than the first"),
         ("listeners_full", "the table of listeners was full"),

@@ -148,7 +148,11 @@ fn locate_ipv4<B: Bytes>(bytes: &B, offset: usize) -> Result<Located, NotSegment
     }
     let total = bytes.u16(offset + 2).ok_or(NotSegment::Truncated)? as usize;
     // BIG TCP (IPv4 since 6.3) puts 0 into the length of a packet above 64 KiB.
-    let end = if total == 0 { bytes.wire_len() } else { offset + total };
+    let end = if total == 0 {
+        bytes.wire_len()
+    } else {
+        offset + total
+    };
     locate_tcp(bytes, offset, false, offset + header, end)
 }
 
@@ -160,7 +164,11 @@ fn locate_ipv6<B: Bytes>(bytes: &B, offset: usize) -> Result<Located, NotSegment
     }
     let payload = bytes.u16(offset + 4).ok_or(NotSegment::Truncated)? as usize;
     // A jumbogram (RFC 2675), which is also how BIG TCP looks, announces 0.
-    let end = if payload == 0 { bytes.wire_len() } else { offset + 40 + payload };
+    let end = if payload == 0 {
+        bytes.wire_len()
+    } else {
+        offset + 40 + payload
+    };
     let mut next = bytes.u8(offset + 6).ok_or(NotSegment::Truncated)?;
     let mut at = offset + 40;
     let mut i = 0;

@@ -21,12 +21,15 @@ use tuplewatch_common::{
 
 use crate::{
     layout::{
-        DEATH_ROW_HASHINFO, NET_TCP_DEATH_ROW_IS_POINTER, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH, HASHINFO_EHASH_MASK, HZ, HASHINFO_LHASH2,
-        LISTEN_BUCKET_SIZE, LISTEN_BUCKET_FIRST, HASHINFO_LHASH2_MASK, LISTEN_NODE, NET_TCP_DEATH_ROW, NSPROXY_NET_NS,
-        SKC_NULLS_NODE, SKC_NUM, SKC_STATE, TASK_NSPROXY, TW_EXPIRES, TW_SUBSTATE,
+        DEATH_ROW_HASHINFO, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH,
+        HASHINFO_EHASH_MASK, HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ, LISTEN_BUCKET_FIRST,
+        LISTEN_BUCKET_SIZE, LISTEN_NODE, NET_TCP_DEATH_ROW, NET_TCP_DEATH_ROW_IS_POINTER,
+        NSPROXY_NET_NS, SKC_NULLS_NODE, SKC_NUM, SKC_STATE, TASK_NSPROXY, TW_EXPIRES, TW_SUBSTATE,
     },
     maps::{CENSUS, LISTENERS, ListenerKey, ON_DEMAND, OnDemand, PROGRESS, WALK, Walk, count},
-    socket::{self, ESTABLISHED, Kernel, LISTEN, NEW_SYN_RECV, SYN_RECV, SYN_SENT, TIME_WAIT, argument},
+    socket::{
+        self, ESTABLISHED, Kernel, LISTEN, NEW_SYN_RECV, SYN_RECV, SYN_SENT, TIME_WAIT, argument,
+    },
     tables::Maps,
 };
 
@@ -70,7 +73,10 @@ extern "C" fn census_listener(sk: u64, pass: u64) -> i32 {
     if sk.read::<u8>(&SKC_STATE) as u32 != LISTEN {
         return 0;
     }
-    let key = ListenerKey { netns: socket::netns(sk), port: sk.read::<u16>(&SKC_NUM) as u32 };
+    let key = ListenerKey {
+        netns: socket::netns(sk),
+        port: sk.read::<u16>(&SKC_NUM) as u32,
+    };
     if LISTENERS.insert(key, pass as u32, BPF_ANY.into()).is_err() {
         count(Global::ListenersFull);
     }
@@ -101,10 +107,14 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
     if !socket::is_watched(netns) {
         return 0;
     }
-    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else { return 0 };
+    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else {
+        return 0;
+    };
     // SAFETY: only one program of those that the user side runs goes on at a time.
     let storage = unsafe { &mut *storage };
-    let Some(tuple) = socket::tuple(sk) else { return 0 };
+    let Some(tuple) = socket::tuple(sk) else {
+        return 0;
+    };
     storage.tuple = tuple;
     let (state, age_s) = state_and_age(sk, jiffies);
     row(storage, netns, pass as u32, state, age_s);
@@ -130,16 +140,24 @@ pub fn census_seed(ctx: RawTracePointContext) -> i32 {
 #[inline(never)]
 extern "C" fn census_remember(sk: u64, jiffies: u64) -> i32 {
     let sk = Kernel(sk);
-    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else { return 0 };
+    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else {
+        return 0;
+    };
     // SAFETY: only one program of those that the user side runs goes on at a time.
     let storage = unsafe { &mut *storage };
-    let Some(tuple) = socket::tuple(sk) else { return 0 };
+    let Some(tuple) = socket::tuple(sk) else {
+        return 0;
+    };
     storage.tuple = tuple;
     let (state, age_s) = state_and_age(sk, jiffies);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let age_ns = age_s * 1_000_000_000;
-    remember_older(&storage.tuple, state, now_ns - if age_ns < now_ns { age_ns } else { 0 });
+    remember_older(
+        &storage.tuple,
+        state,
+        now_ns - if age_ns < now_ns { age_ns } else { 0 },
+    );
     1
 }
 
@@ -186,10 +204,17 @@ fn hashinfo() -> Kernel {
 /// apart every length of chain at every step, and give up.
 #[inline(always)]
 fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
-    let Some(at) = WALK.get_ptr_mut(0) else { return };
+    let Some(at) = WALK.get_ptr_mut(0) else {
+        return;
+    };
     // SAFETY: an array value; only one run goes on at a time.
     let at = unsafe { &mut *at };
-    *at = Walk { bucket: start, node: 0, chain: 0, seen: 0 };
+    *at = Walk {
+        bucket: start,
+        node: 0,
+        chain: 0,
+        seen: 0,
+    };
     let mut step = 0u32;
     while step < STEPS {
         step += 1;
@@ -260,24 +285,45 @@ fn state_and_age(sk: Kernel, jiffies: u64) -> (u32, u64) {
     let left = sk.read::<u64>(&TW_EXPIRES).wrapping_sub(jiffies);
     // Division by zero would be a panic, which the verifier does not let through.
     let hz = HZ.load() as u64;
-    let left_s = if (left as i64) < 0 || hz == 0 { 0 } else { left / hz };
+    let left_s = if (left as i64) < 0 || hz == 0 {
+        0
+    } else {
+        left / hz
+    };
     (TIME_WAIT, TIMEWAIT_S.saturating_sub(left_s))
 }
 
 #[inline(always)]
 fn row(storage: &mut OnDemand, netns: u32, pass: u32, state: u32, age_s: u64) {
-    let OnDemand { tuple, key, row: new, .. } = storage;
-    let listener = ListenerKey { netns, port: tuple.initiator_port as u32 };
+    let OnDemand {
+        tuple,
+        key,
+        row: new,
+        ..
+    } = storage;
+    let listener = ListenerKey {
+        netns,
+        port: tuple.initiator_port as u32,
+    };
     // SAFETY: the value is copied at once.
     let is_responder = unsafe { LISTENERS.get(listener) }.is_some_and(|p| *p == pass);
     let (space, port) = if is_responder {
-        (PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns), tuple.responder_port)
+        (
+            PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns),
+            tuple.responder_port,
+        )
     } else {
-        (PortSpaceKey::socket(tuple, Role::Unknown as u8, netns), tuple.initiator_port)
+        (
+            PortSpaceKey::socket(tuple, Role::Unknown as u8, netns),
+            tuple.initiator_port,
+        )
     };
     *key = space;
     let Some(row) = CENSUS.get_ptr_mut(&*key) else {
-        *new = CensusRow { pass, ..CensusRow::default() };
+        *new = CensusRow {
+            pass,
+            ..CensusRow::default()
+        };
         tally(new, state, age_s, port);
         if CENSUS.insert(&*key, &*new, BPF_NOEXIST.into()).is_err() {
             count(Global::CensusFull);
@@ -287,7 +333,10 @@ fn row(storage: &mut OnDemand, netns: u32, pass: u32, state: u32, age_s: u64) {
     // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
     let row = unsafe { &mut *row };
     if row.pass != pass {
-        *row = CensusRow { pass, ..CensusRow::default() };
+        *row = CensusRow {
+            pass,
+            ..CensusRow::default()
+        };
     }
     tally(row, state, age_s, port);
 }
@@ -322,7 +371,9 @@ fn remember_older(tuple: &FourTuple, state: u32, since_ns: u64) {
         _ => Former::Closed,
     };
     let hash = tuple.hash();
-    let known = Maps.memory(hash).is_some_and(|set| memory::find(set, hash).is_some());
+    let known = Maps
+        .memory(hash)
+        .is_some_and(|set| memory::find(set, hash).is_some());
     if !known {
         remember(&mut Maps, hash, 0, former, since_ns);
     }

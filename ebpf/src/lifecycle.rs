@@ -27,8 +27,7 @@ const ECONNREFUSED: u32 = 111;
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub fn inet_sock_set_state(ctx: RawTracePointContext) -> i32 {
     let sk = Kernel(argument::<0>(&ctx));
-    let (old, new) =
-        (argument::<1>(&ctx) as u32, argument::<2>(&ctx) as u32);
+    let (old, new) = (argument::<1>(&ctx) as u32, argument::<2>(&ctx) as u32);
     match (old, new) {
         (CLOSE, SYN_SENT) => on_open(sk),
         (SYN_SENT, ESTABLISHED) => on_outcome(sk, true),
@@ -49,12 +48,18 @@ fn on_open(sk: Kernel) {
     if !socket::is_watched(netns) {
         return;
     }
-    let Some(tuple) = socket::tuple(sk) else { return };
+    let Some(tuple) = socket::tuple(sk) else {
+        return;
+    };
     let space = PortSpaceKey::socket(&tuple, Role::Initiator as u8, netns);
     with_space(&space, true, |p| Maps::add(&mut p.opens, 1));
     // SAFETY: a helper without arguments.
     let opened_ns = unsafe { bpf_ktime_get_ns() };
-    let opener = OpenerKey { space, pid: (bpf_get_current_pid_tgid() >> 32) as u32, pad: 0 };
+    let opener = OpenerKey {
+        space,
+        pid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        pad: 0,
+    };
     if let Some(known) = OPENERS.get_ptr_mut(opener) {
         // SAFETY: a map value stays valid while the program runs.
         let known = unsafe { &mut *known };
@@ -72,7 +77,10 @@ fn on_open(sk: Kernel) {
             count(Global::OpenersFull);
         }
     }
-    if OPEN_SOCKETS.insert(sk.0, OpenSocket { opener, opened_ns }, BPF_ANY.into()).is_err() {
+    if OPEN_SOCKETS
+        .insert(sk.0, OpenSocket { opener, opened_ns }, BPF_ANY.into())
+        .is_err()
+    {
         count(Global::SocketsFull);
     }
     if let Some(note) = SEARCH.get_ptr_mut(0) {
@@ -88,13 +96,19 @@ fn on_open(sk: Kernel) {
 /// connect() has ended.
 #[inline(always)]
 fn on_outcome(sk: Kernel, established: bool) {
-    let Some((socket, tuple)) = known(sk) else { return };
+    let Some((socket, tuple)) = known(sk) else {
+        return;
+    };
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     if established {
         with_space(&socket.opener.space, false, |p| {
             Maps::add(&mut p.established, 1);
-            record::<Maps>(&mut p.handshake_duration, now_ns - socket.opened_ns, HANDSHAKE_UNIT_NS);
+            record::<Maps>(
+                &mut p.handshake_duration,
+                now_ns - socket.opened_ns,
+                HANDSHAKE_UNIT_NS,
+            );
         });
         return;
     }
@@ -137,7 +151,9 @@ fn on_outcome(sk: Kernel, established: bool) {
 /// A connection that this host opened leaves ESTABLISHED: its lifetime is known.
 #[inline(always)]
 fn on_leave(sk: Kernel) {
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else { return };
+    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+        return;
+    };
     // SAFETY: a map value stays valid while the program runs; it is copied before it is removed.
     let socket = unsafe { *socket };
     let _ = OPEN_SOCKETS.remove(sk.0);

@@ -3,18 +3,17 @@
 //! A program returns `TCX_NEXT` (which is `TC_ACT_UNSPEC` for clsact), always: any other value would
 //! end the chain and switch off a CNI's policy behind us.
 
-use aya_ebpf::{
-    helpers::bpf_ktime_get_ns,
-    macros::classifier,
-    programs::TcContext,
-};
+use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::classifier, programs::TcContext};
 use tuplewatch_common::{
     address::{PortSpaceKey, Role},
     bytes::Bytes,
     histogram::SEARCH_UNIT_NS,
     observe::{Seen, Tables as _, is_plain_data, observe, record},
     record::Global,
-    segment::{self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN, Segment},
+    segment::{
+        self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST,
+        SYN, Segment,
+    },
 };
 
 use crate::{
@@ -105,7 +104,10 @@ fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
 }
 
 #[inline(always)]
-fn locate<B: Bytes, const HEADER: usize>(ctx: &TcContext, bytes: &B) -> Result<Located, NotSegment> {
+fn locate<B: Bytes, const HEADER: usize>(
+    ctx: &TcContext,
+    bytes: &B,
+) -> Result<Located, NotSegment> {
     // SAFETY: `skb` is the program's own context.
     let ethertype = u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16);
     if HEADER == 0 && ethertype != ETHERTYPE_IPV4 && ethertype != ETHERTYPE_IPV6 {
@@ -117,7 +119,9 @@ fn locate<B: Bytes, const HEADER: usize>(ctx: &TcContext, bytes: &B) -> Result<L
 /// Takes a segment that may concern a table.
 #[inline(always)]
 fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) {
-    let Some(work) = WORK.get_ptr_mut(0) else { return };
+    let Some(work) = WORK.get_ptr_mut(0) else {
+        return;
+    };
     // SAFETY: a per-CPU value: see its declaration.
     let work = unsafe { &mut *work };
     if segment::read_into(bytes, at, &mut work.segment).is_err() {
@@ -136,7 +140,11 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     let seen = Seen {
         now_ns,
         ifindex,
-        syn_role: if leaves { Role::Initiator } else { Role::Responder },
+        syn_role: if leaves {
+            Role::Initiator
+        } else {
+            Role::Responder
+        },
         seen_before,
     };
     observe(&mut Maps, work, &seen);
@@ -155,7 +163,9 @@ fn hooked(ifindex: u32) -> u8 {
 /// The first SYN of an open whose connect() began on this CPU: how long the search for a port took.
 #[inline(always)]
 fn note_search(segment: &Segment, now_ns: u64) {
-    let Some(note) = SEARCH.get_ptr_mut(0) else { return };
+    let Some(note) = SEARCH.get_ptr_mut(0) else {
+        return;
+    };
     // SAFETY: a per-CPU value; connect() and the egress of its SYN run one after the other.
     let note = unsafe { &mut *note };
     let r = &segment.tuple.responder;
@@ -168,5 +178,7 @@ fn note_search(segment: &Segment, now_ns: u64) {
     let took = now_ns - note.started_ns;
     note.started_ns = 0;
     let key = PortSpaceKey::wire(&segment.tuple, Role::Initiator as u8);
-    with_space(&key, false, |p| record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS));
+    with_space(&key, false, |p| {
+        record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS)
+    });
 }

@@ -1,9 +1,6 @@
 //! `tcp_send_reset` and `tcp_receive_reset`: who resets whom, and the bare ACK as the socket sees it.
 
-use aya_ebpf::{
-    helpers::bpf_ktime_get_ns, macros::raw_tracepoint,
-    programs::RawTracePointContext,
-};
+use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::raw_tracepoint, programs::RawTracePointContext};
 use tuplewatch_common::{
     address::{FourTuple, Role},
     observe::Tables as _,
@@ -30,7 +27,9 @@ pub fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     if sk.0 == 0 {
         return 0;
     }
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else { return 0 };
+    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+        return 0;
+    };
     // SAFETY: a map value stays valid while the program runs; it is copied at once.
     let socket = unsafe { *socket };
     let space = &socket.opener.space;
@@ -84,7 +83,9 @@ pub fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
         // The answer to a SYN: `inet_sock_set_state` counts it as refused.
         return 0;
     }
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else { return 0 };
+    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+        return 0;
+    };
     // SAFETY: a map value stays valid while the program runs.
     let space = unsafe { &(*socket).opener.space };
     with_space(space, false, |p| Maps::add(&mut p.resets_received, 1));

@@ -15,12 +15,21 @@ use crate::{
 pub fn tcp_retransmit_skb(ctx: RawTracePointContext) -> i32 {
     let sk = Kernel(argument::<0>(&ctx));
     // Sockets accepted here are not in this map: what they repeat is counted on the wire.
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else { return 0 };
+    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+        return 0;
+    };
     // SAFETY: a map value stays valid while the program runs.
     let space = unsafe { &(*socket).opener.space };
     let opening = sk.read::<u8>(&SKC_STATE) as u32 == SYN_SENT;
     with_space(space, false, |p| {
-        Maps::add(if opening { &mut p.syn_retransmits } else { &mut p.data_retransmits }, 1);
+        Maps::add(
+            if opening {
+                &mut p.syn_retransmits
+            } else {
+                &mut p.data_retransmits
+            },
+            1,
+        );
     });
     0
 }

@@ -14,7 +14,11 @@ impl Linear {
     /// Looks at the skb of `ctx`.
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
-        Self { skb: ctx.skb.skb, data: ctx.data(), wire_len: ctx.len() as usize }
+        Self {
+            skb: ctx.skb.skb,
+            data: ctx.data(),
+            wire_len: ctx.len() as usize,
+        }
     }
 
     #[inline(always)]
@@ -27,7 +31,11 @@ impl Linear {
         let start = self.data + offset;
         // `start + 1 > end` would be compiled to `start >= end`, which at offset 0 tells the verifier
         // nothing; no header ends with its first byte, so two bytes are asked for.
-        let size = if size_of::<T>() == 1 { 2 } else { size_of::<T>() };
+        let size = if size_of::<T>() == 1 {
+            2
+        } else {
+            size_of::<T>()
+        };
         if start + size > end {
             return None;
         }

@@ -1,13 +1,16 @@
 //! Reads `struct sock` and its relatives by the offsets of [`crate::layout`].
 
-use aya_ebpf::{EbpfContext as _, Global, programs::RawTracePointContext, helpers::generated::bpf_probe_read_kernel};
+use aya_ebpf::{
+    EbpfContext as _, Global, helpers::generated::bpf_probe_read_kernel,
+    programs::RawTracePointContext,
+};
 use tuplewatch_common::address::{FourTuple, v4_mapped};
 
 use crate::{
     layout::{
-        ABSENT, CGROUP_KN, KERNFS_ID, NET_INUM, RESTRICT_NETNS, SK_CGROUP, SK_PROTOCOL, SK_PROTOCOL_BYTES,
-        SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NUM, SKC_RCV_SADDR, SKC_V6_DADDR,
-        SKC_V6_RCV_SADDR,
+        ABSENT, CGROUP_KN, KERNFS_ID, NET_INUM, RESTRICT_NETNS, SK_CGROUP, SK_PROTOCOL,
+        SK_PROTOCOL_BYTES, SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NUM, SKC_RCV_SADDR,
+        SKC_V6_DADDR, SKC_V6_RCV_SADDR,
     },
     maps::NETNS,
 };
@@ -132,5 +135,9 @@ pub fn cgroup(sk: Kernel) -> u64 {
         return 0;
     }
     let node = Kernel(cgroup).read::<u64>(&CGROUP_KN);
-    if node == 0 { 0 } else { Kernel(node).read(&KERNFS_ID) }
+    if node == 0 {
+        0
+    } else {
+        Kernel(node).read(&KERNFS_ID)
+    }
 }

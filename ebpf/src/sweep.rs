@@ -21,7 +21,9 @@ pub fn sweep(ctx: RawTracePointContext) -> i32 {
     let (n, patience_ns) = unsafe { (*args, *args.add(1)) };
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else { return 0 };
+    let Some(storage) = ON_DEMAND.get_ptr_mut(0) else {
+        return 0;
+    };
     // SAFETY: only one program of those that the user side runs goes on at a time.
     let work = unsafe { &mut (*storage).work };
     let mut i = 0;

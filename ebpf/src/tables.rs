@@ -38,7 +38,9 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool {
-        let inserted = HANDSHAKES.insert(tuple, handshake, BPF_NOEXIST.into()).is_ok();
+        let inserted = HANDSHAKES
+            .insert(tuple, handshake, BPF_NOEXIST.into())
+            .is_ok();
         if !inserted {
             count(Global::HandshakesFull);
         }

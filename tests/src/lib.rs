@@ -38,6 +38,7 @@
 //! `lab-peer` of this package, which cargo builds for the tests.
 
 pub mod agent;
+pub mod bench;
 pub mod config;
 pub mod holder;
 pub mod host;

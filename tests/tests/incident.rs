@@ -16,7 +16,14 @@ const TIME: Duration = Duration::from_secs(12);
 /// An agent in `host`, which sees the sockets of that host only.
 fn agent(host: &Host, args: &[&str]) -> Result<Agent> {
     let netns = host.netns_inode().to_string();
-    let mut all = vec!["--netns", &netns, "--summary-interval", "1s", "--census-interval", "1s"];
+    let mut all = vec![
+        "--netns",
+        &netns,
+        "--summary-interval",
+        "1s",
+        "--census-interval",
+        "1s",
+    ];
     all.extend(args);
     let agent = host.agent(AgentConfig::with_args(all))?;
     let ready = agent.wait_ready(20 * SECOND)?;
@@ -35,12 +42,18 @@ fn firing(alert: &Value) -> bool {
 }
 
 fn count(value: &Value, name: &str) -> u64 {
-    value["evidence"][name].as_u64().unwrap_or_else(|| panic!("no number {name} in {value}"))
+    value["evidence"][name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number {name} in {value}"))
 }
 
 /// The last word of an agent on its only alert of that kind.
 fn last(agent: &Agent) -> Result<Value> {
-    agent.alerts()?.into_iter().rfind(is_reuse).context("no alert")
+    agent
+        .alerts()?
+        .into_iter()
+        .rfind(is_reuse)
+        .context("no alert")
 }
 
 /// Runs the incident with agents in the first client and the server until both have resolved.
@@ -56,8 +69,10 @@ fn run(incident: &Incident) -> Result<Outcome> {
     let resolve = ["--set", "alert.resolve=8s", "--set", "alert.repeat=2s"];
     let _server = incident.serve()?;
     let server_agent = agent(&incident.server, &resolve)?;
-    let client_agents =
-        [agent(&incident.clients[0], &resolve)?, agent(&incident.clients[1], &resolve)?];
+    let client_agents = [
+        agent(&incident.clients[0], &resolve)?,
+        agent(&incident.clients[1], &resolve)?,
+    ];
     let loads = incident.load(RATE, TIME)?;
     for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
         let alert = watched.wait_alert(40 * SECOND, firing)?;
@@ -89,31 +104,52 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
     assert_eq!(alert["client.address"], incident.nat_address().to_string());
     assert_eq!(alert["server.address"], incident.service().ip().to_string());
     assert_eq!(alert["server.port"], incident.service().port());
-    assert_eq!(count(alert, "refused_syns"), server.counters.bareack_to_syn_out);
+    assert_eq!(
+        count(alert, "refused_syns"),
+        server.counters.bareack_to_syn_out
+    );
     assert_eq!(count(alert, "rsts"), server.counters.rst_to_syn_in);
-    assert_eq!(count(alert, "syn_retransmits"), server.counters.syn_repeat_in);
+    assert_eq!(
+        count(alert, "syn_retransmits"),
+        server.counters.syn_repeat_in
+    );
     assert_eq!(
         count(alert, "ports_seen"),
         server.distinct_ports_in(incident.nat_address()) as u64
     );
     let pool = &alert["evidence"]["pool"];
-    assert_eq!((pool["first"].as_u64(), pool["last"].as_u64()), (Some(2048), Some(2247)));
+    assert_eq!(
+        (pool["first"].as_u64(), pool["last"].as_u64()),
+        (Some(2048), Some(2247))
+    );
     // The lab samples five times a second, the agent counts once a second: the peak of a pool that
     // is used up is a plateau, but a RST frees an entry at once.
     let peak = server.time_wait_peak[&incident.nat_address()] as u64;
     let seen = count(alert, "time_wait_peak");
-    assert!(seen.abs_diff(peak) <= 12, "TIME_WAIT peak {seen}, by the lab {peak}");
+    assert!(
+        seen.abs_diff(peak) <= 12,
+        "TIME_WAIT peak {seen}, by the lab {peak}"
+    );
     for (name, alert) in incident.client_names().iter().zip(&outcome.clients) {
         let client = outcome.truth.host(name);
         println!("{name}: {}", serde_json::to_string_pretty(alert)?);
         assert_eq!(alert["role"], "initiator");
-        assert_eq!(count(alert, "refused_syns"), client.counters.bareack_to_syn_in);
+        assert_eq!(
+            count(alert, "refused_syns"),
+            client.counters.bareack_to_syn_in
+        );
         assert_eq!(count(alert, "rsts"), client.counters.rst_to_syn_out);
-        assert_eq!(count(alert, "syn_retransmits"), client.counters.syn_repeat_out);
+        assert_eq!(
+            count(alert, "syn_retransmits"),
+            client.counters.syn_repeat_out
+        );
         assert_eq!(count(alert, "time_wait_peak"), 0, "the server closes first");
         let opener = &alert["opened_by"][0];
         assert_eq!(opener["command"], "lab-peer");
-        assert!(opener["opens_per_second"].as_f64().unwrap_or(0.0) > 1.0, "{opener}");
+        assert!(
+            opener["opens_per_second"].as_f64().unwrap_or(0.0) > 1.0,
+            "{opener}"
+        );
     }
     Ok(())
 }
@@ -123,23 +159,35 @@ fn healed() -> Result<()> {
     let incident = Incident::new(IncidentConfig::default())?;
     let outcome = run(&incident)?;
     check(&incident, &outcome)?;
-    let first = outcome.server_agent.alerts()?.into_iter().find(firing).context("firing")?;
-    assert_eq!(first["severity"], "warning", "the RST gets through: opens heal");
+    let first = outcome
+        .server_agent
+        .alerts()?
+        .into_iter()
+        .find(firing)
+        .context("firing")?;
+    assert_eq!(
+        first["severity"], "warning",
+        "the RST gets through: opens heal"
+    );
     Ok(())
 }
 
 #[test]
 fn healed_ipv6() -> Result<()> {
-    let incident =
-        Incident::new(IncidentConfig { family: Family::V6, ..IncidentConfig::default() })?;
+    let incident = Incident::new(IncidentConfig {
+        family: Family::V6,
+        ..IncidentConfig::default()
+    })?;
     let outcome = run(&incident)?;
     check(&incident, &outcome)
 }
 
 #[test]
 fn rst_lost_is_critical() -> Result<()> {
-    let incident =
-        Incident::new(IncidentConfig { drop_client_rst: true, ..IncidentConfig::default() })?;
+    let incident = Incident::new(IncidentConfig {
+        drop_client_rst: true,
+        ..IncidentConfig::default()
+    })?;
     let outcome = run(&incident)?;
     check(&incident, &outcome)?;
     assert_eq!(outcome.server["severity"], "critical");
@@ -156,7 +204,10 @@ fn rst_lost_is_critical() -> Result<()> {
 fn within_five_seconds() -> Result<()> {
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;
-    let agents = [agent(&incident.server, &[])?, agent(&incident.clients[0], &[])?];
+    let agents = [
+        agent(&incident.server, &[])?,
+        agent(&incident.clients[0], &[])?,
+    ];
     let hosts = ["server", "client1"];
     let loads = incident.load(RATE, TIME)?;
     let mut fifth = [None; 2];
@@ -179,7 +230,10 @@ fn within_five_seconds() -> Result<()> {
         load.wait()?;
     }
     for (i, host) in hosts.iter().enumerate() {
-        let (fifth, fired) = (fifth[i].context("no refused SYN")?, fired[i].context("no alert")?);
+        let (fifth, fired) = (
+            fifth[i].context("no refused SYN")?,
+            fired[i].context("no alert")?,
+        );
         let took = fired.saturating_duration_since(fifth);
         println!("{host}: {took:?} after the fifth refused SYN");
         assert!(took <= 5 * SECOND, "{host}: {took:?}");
@@ -211,12 +265,19 @@ fn pool_cures() -> Result<()> {
             })
         })
         .collect::<Result<_>>()?;
-    let resolved = agents[0].wait_alert(60 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
+    let resolved =
+        agents[0].wait_alert(60 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
     for pool in pools {
         println!("{:?}", pool.wait()?);
     }
     let after = agents[0].alerts()?;
-    assert!(after[before..].iter().all(|a| a["id"] == resolved["id"]), "{after:?}");
-    assert_eq!(after.last().map(|a| a["state"].clone()), Some("resolved".into()));
+    assert!(
+        after[before..].iter().all(|a| a["id"] == resolved["id"]),
+        "{after:?}"
+    );
+    assert_eq!(
+        after.last().map(|a| a["state"].clone()),
+        Some("resolved".into())
+    );
     Ok(())
 }

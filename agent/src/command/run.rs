@@ -1,23 +1,27 @@
 //! `tuplewatch run`: the live source, the core and the sinks, once per second.
 
-use std::{io, io::IsTerminal as _, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
+use std::{
+    io::{self, IsTerminal as _},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    signal::unix::{SignalKind, signal},
-    time::{Instant, MissedTickBehavior, interval, timeout_at},
-};
-use tracing::{debug, info, warn};
+use opentelemetry_sdk::metrics::Temporality;
 
-use super::Failure;
+use super::{Failure, watch::Agent};
 use crate::{
-    core::{engine::Engine, threshold::Thresholds, time::Moment},
-    enrich::cgroup::Cgroups,
-    kernel_facts::interfaces::Changes,
-    sink::{HookState, HookStatus, Ready, Sink as _, Sinks, WallClock, json::Json},
-    source::kernel::{Kernel, LoadError, Options, Plan, Verdict, attach::InterfaceOptions},
+    core::threshold::Thresholds,
+    log,
+    sink::{
+        Sinks, WallClock,
+        json::Json,
+        otlp::{Otlp, OtlpConfig, Protocol},
+        terminal::{Screen, Terminal},
+    },
+    source::kernel::{Kernel, LoadError, Options, Plan, attach::InterfaceOptions},
 };
 
 /// Options of `run`. Without any it watches every interface that carries traffic and every network
@@ -38,16 +42,16 @@ pub struct RunArgs {
     /// What is printed on standard output.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// How often the summary is written.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
-    summary_interval: Duration,
+    /// How often the summary is written (default: 2 s on a terminal, else 10 s).
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    summary_interval: Option<Duration>,
     /// How many of the busiest port spaces are listed and exported.
     #[arg(long, value_name = "N", default_value_t = 20)]
-    top: usize,
+    pub(super) top: usize,
     /// How often sockets are counted (default: every 5 s, less often where it would take more than
     /// 0.4 % of a CPU).
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    census_interval: Option<Duration>,
+    pub(super) census_interval: Option<Duration>,
     /// Memory for the eBPF maps in MiB (default: 1 % of the host's or the control group's, 12 to 24).
     #[arg(long, value_name = "MIB")]
     map_memory: Option<u64>,
@@ -59,7 +63,29 @@ pub struct RunArgs {
     settings: Vec<String>,
     /// Stop after this time.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    duration: Option<Duration>,
+    pub(super) duration: Option<Duration>,
+    /// Send metrics and alerts by OTLP to this receiver, such as http://127.0.0.1:4318 (else
+    /// OTEL_EXPORTER_OTLP_ENDPOINT; the other OTEL_* variables count too). Off without either.
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// grpc or http/protobuf (default: by the port, else http/protobuf).
+    #[arg(long, value_name = "PROTOCOL")]
+    otlp_protocol: Option<Protocol>,
+    /// Time between two exports of metrics (default: OTEL_METRIC_EXPORT_INTERVAL, else 60 s).
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    otlp_interval: Option<Duration>,
+    /// Whether counters are exported as totals (Prometheus, Grafana) or differences (Datadog).
+    #[arg(long, value_enum)]
+    otlp_temporality: Option<ExportedAs>,
+}
+
+/// How counters are exported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum ExportedAs {
+    /// Totals since the start.
+    Cumulative,
+    /// Differences from one export to the next.
+    Delta,
 }
 
 /// A format of standard output.
@@ -95,9 +121,15 @@ fn netns_inode(text: &str) -> anyhow::Result<u32> {
     if let Ok(inode) = text.parse() {
         return Ok(inode);
     }
-    let path = if text.contains('/') { text.to_owned() } else { format!("/run/netns/{text}") };
+    let path = if text.contains('/') {
+        text.to_owned()
+    } else {
+        format!("/run/netns/{text}")
+    };
     let metadata = std::fs::metadata(Path::new(&path)).with_context(|| {
-        format!("--netns {text}: {path} cannot be read; `ip netns` and `lsns -t net` list namespaces")
+        format!(
+            "--netns {text}: {path} cannot be read; `ip netns` and `lsns -t net` list namespaces"
+        )
     })?;
     Ok(u32::try_from(metadata.ino())?)
 }
@@ -107,27 +139,68 @@ fn netns_inode(text: &str) -> anyhow::Result<u32> {
 /// # Errors
 /// A missing right (exit code 77), a kernel that refuses everything, or a standard output that is gone.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
-    crate::log::init();
+    let screen = Screen::stdout();
+    let shared = args.format == Format::Text && screen.is_live() && io::stderr().is_terminal();
+    log::init(shared.then(|| screen.messages()));
     let options = options(args)?;
     let mut thresholds = Thresholds::default();
     for setting in &args.settings {
         thresholds.set(setting).map_err(anyhow::Error::msg)?;
     }
+    // rustls has no provider of its own choice with the features that keep a C build out.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("the async runtime cannot be started")?;
+    // Before the kernel side: a typo in an option must not cost a start.
+    let sinks = runtime.block_on(async { args.sinks(screen) })?;
     let kernel = Kernel::start(&options).map_err(|error| {
         let code = if matches!(error, LoadError::Permission(_)) { 77 } else { 1 };
         Failure { code, error: error.into() }
     })?;
-    runtime.block_on(Agent::new(kernel, thresholds, args)?.watch(args))?;
+    runtime.block_on(Agent::new(kernel, thresholds, sinks).watch(args))?;
     Ok(())
 }
 
+impl RunArgs {
+    /// How often the summary is written.
+    pub(super) fn summary_interval(&self) -> Duration {
+        let live = self.format == Format::Text && io::stdout().is_terminal();
+        self.summary_interval.unwrap_or(Duration::from_secs(if live { 2 } else { 10 }))
+    }
+
+    fn sinks(&self, screen: Screen) -> Result<Sinks, Failure> {
+        let clock = WallClock::live();
+        let mut sinks = Sinks::new(clock.clone());
+        match self.format {
+            Format::Json => sinks.push(Json::new(io::stdout(), clock.clone())),
+            Format::Text => sinks.push(Terminal::new(screen, clock.clone())),
+        }
+        let config = OtlpConfig {
+            endpoint: self.otlp_endpoint.clone(),
+            protocol: self.otlp_protocol,
+            headers: Vec::new(),
+            interval: self.otlp_interval,
+            temporality: self.otlp_temporality.map(|t| match t {
+                ExportedAs::Cumulative => Temporality::Cumulative,
+                ExportedAs::Delta => Temporality::Delta,
+            }),
+        };
+        let otlp = Otlp::start(&config, clock, env!("CARGO_PKG_VERSION"))
+            .map_err(|error| Failure { code: 78, error: error.into() })?;
+        if let Some(otlp) = otlp {
+            sinks.push(otlp);
+        }
+        Ok(sinks)
+    }
+}
+
 fn options(args: &RunArgs) -> anyhow::Result<Options> {
-    let mut plan = args.map_memory.map_or_else(Plan::for_host, |mib| Plan::for_bytes(mib << 20));
+    let mut plan = args
+        .map_memory
+        .map_or_else(Plan::for_host, |mib| Plan::for_bytes(mib << 20));
     plan.ring = args.ring_buffer << 10;
     Ok(Options {
         plan,
@@ -135,132 +208,11 @@ fn options(args: &RunArgs) -> anyhow::Result<Options> {
             include: args.interfaces.clone(),
             exclude: args.exclude_interfaces.clone(),
         },
-        netns: args.netns.iter().map(|text| netns_inode(text)).collect::<anyhow::Result<_>>()?,
+        netns: args
+            .netns
+            .iter()
+            .map(|text| netns_inode(text))
+            .collect::<anyhow::Result<_>>()?,
     })
 }
 
-struct Agent {
-    kernel: Kernel,
-    engine: Engine,
-    sinks: Sinks,
-    cgroups: Cgroups,
-}
-
-/// How often counters are read and rules judged.
-const TICK: Duration = Duration::from_secs(1);
-/// How often the place of the hook is checked even if no interface has changed.
-const CHECK_HOOKS: Duration = Duration::from_secs(5);
-/// Interfaces often change several at a time.
-const SETTLE: Duration = Duration::from_millis(200);
-
-impl Agent {
-    fn new(kernel: Kernel, thresholds: Thresholds, args: &RunArgs) -> anyhow::Result<Self> {
-        let clock = WallClock::live();
-        let mut sinks = Sinks::new(clock.clone());
-        match args.format {
-            Format::Json => sinks.push(Json::new(io::stdout(), clock)),
-            Format::Text => sinks.push(Json::new(io::stdout(), clock)),
-        }
-        debug!("standard output is a terminal: {}", io::stdout().is_terminal());
-        Ok(Self { kernel, engine: Engine::new(thresholds), sinks, cgroups: Cgroups::default() })
-    }
-
-    async fn watch(mut self, args: &RunArgs) -> anyhow::Result<()> {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut links = Changes::open().inspect_err(|e| warn!("changes of interfaces: {e}")).ok();
-        // SAFETY: the descriptor is owned and neither replaced nor closed while it is registered.
-        let events = unsafe {
-            AsyncFd::register_with_interest(self.kernel.events_fd()?, Interest::READABLE)
-        }
-        .map_err(io::Error::from)?;
-        let mut tick = interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut check = interval(CHECK_HOOKS);
-        let end = args.duration.map(|d| Instant::now() + d);
-        let mut summary_due = Instant::now() + args.summary_interval;
-        self.announce()?;
-        loop {
-            let ended = async {
-                match end {
-                    Some(end) => tokio::time::sleep_until(end).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
-                () = ended => break,
-                ready = events.readable() => {
-                    ready?.clear_ready();
-                    self.engine.events(&self.kernel.events()?);
-                }
-                changed = next(&mut links) => {
-                    changed?;
-                    // Let a burst of changes pass.
-                    while timeout_at(Instant::now() + SETTLE, next(&mut links)).await.is_ok() {}
-                    self.kernel.refresh_interfaces();
-                }
-                _ = check.tick() => self.kernel.refresh_interfaces(),
-                _ = tick.tick() => {
-                    self.look(args)?;
-                    if Instant::now() >= summary_due {
-                        summary_due += args.summary_interval;
-                        self.sinks.overview(&self.engine.overview(args.top))?;
-                    }
-                }
-            }
-        }
-        info!("ending");
-        self.look(args)?;
-        self.sinks.overview(&self.engine.overview(args.top))?;
-        tokio::task::block_in_place(|| self.sinks.close())?;
-        Ok(())
-    }
-
-    /// Reads the counters, judges, and tells what changed.
-    fn look(&mut self, args: &RunArgs) -> anyhow::Result<()> {
-        let census = match self.kernel.census(args.census_interval) {
-            Ok(census) => census,
-            Err(error) => {
-                warn!("the census failed: {error:#}");
-                None
-            }
-        };
-        self.engine.events(&self.kernel.events()?);
-        let snapshot = self.kernel.snapshot(census)?;
-        let mut changes = self.engine.snapshot(&snapshot);
-        self.cgroups.name(&mut changes);
-        self.sinks.changes(snapshot.now, &changes)?;
-        Ok(())
-    }
-
-    fn announce(&mut self) -> anyhow::Result<()> {
-        let (interfaces, unseen) = self.kernel.interfaces();
-        let hooks = self.kernel.hooks().into_iter().map(|h| HookState {
-            name: h.name,
-            status: match h.verdict {
-                Verdict::Ok => HookStatus::Ok,
-                Verdict::Degraded => HookStatus::Degraded,
-                Verdict::Off => HookStatus::Off,
-            },
-            detail: h.detail,
-        });
-        let ready = Ready {
-            hooks: hooks.collect(),
-            interfaces,
-            unseen,
-            memory_bytes: self.kernel.map_memory(),
-            version: env!("CARGO_PKG_VERSION"),
-        };
-        self.sinks.ready(Moment(crate::source::kernel::monotonic_ns()), &ready)?;
-        Ok(())
-    }
-}
-
-async fn next(links: &mut Option<Changes>) -> io::Result<()> {
-    match links {
-        Some(links) => links.next().await.map(drop),
-        None => std::future::pending().await,
-    }
-}

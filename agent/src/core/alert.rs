@@ -101,7 +101,11 @@ impl Alerts {
                     finding: finding.clone(),
                 };
                 changes.push(Change::Alert(Box::new(alert.clone())));
-                Live { alert, last_true: now, reported: now }
+                Live {
+                    alert,
+                    last_true: now,
+                    reported: now,
+                }
             });
             live.last_true = now;
             changes.extend(live.take(now, finding, timing));
@@ -147,10 +151,13 @@ impl Live {
         let worse = finding.severity > alert.finding.severity;
         // A severity once reached stays until the end: an alert that flaps wakes people twice.
         let severity: Severity = finding.severity.max(alert.finding.severity);
-        alert.finding = Finding { severity, ..finding };
+        alert.finding = Finding {
+            severity,
+            ..finding
+        };
         alert.at = now;
-        let fires = alert.state == State::Pending
-            && now.since(alert.pending_since) >= timing.pending;
+        let fires =
+            alert.state == State::Pending && now.since(alert.pending_since) >= timing.pending;
         if fires {
             alert.state = State::Firing;
             alert.firing_since = Some(now);
@@ -169,6 +176,13 @@ fn id(verdict: Verdict, space: &PortSpaceKey) -> String {
     let role = role_name(Role::from_u8(space.role));
     let (initiator, responder) = (ip(&space.initiator), ip(&space.responder));
     let responder = SocketAddr::new(responder, space.responder_port);
-    let netns = if space.netns == 0 { String::new() } else { format!("netns-{}/", space.netns) };
-    format!("{}/{netns}{point}/{role}/{initiator}/{responder}", verdict.name())
+    let netns = if space.netns == 0 {
+        String::new()
+    } else {
+        format!("netns-{}/", space.netns)
+    };
+    format!(
+        "{}/{netns}{point}/{role}/{initiator}/{responder}",
+        verdict.name()
+    )
 }

@@ -32,7 +32,10 @@ impl Engine {
     /// A core that has seen nothing yet.
     #[must_use]
     pub fn new(thresholds: Thresholds) -> Self {
-        Self { thresholds, ..Self::default() }
+        Self {
+            thresholds,
+            ..Self::default()
+        }
     }
 
     /// Takes single events.
@@ -49,13 +52,19 @@ impl Engine {
         self.globals = snapshot.globals;
         self.local_budget = snapshot.local_budget;
         self.now = now;
-        let context = Context { tables: &self.tables, thresholds: &self.thresholds, now };
+        let context = Context {
+            tables: &self.tables,
+            thresholds: &self.thresholds,
+            now,
+        };
         let (look_alikes, findings): (Vec<_>, Vec<_>) = signature::evaluate(&context)
             .into_iter()
             .partition(|finding| finding.verdict.is_look_alike());
-        let mut changes = self.alerts.update(now, findings, &self.thresholds.alert, |verdict, key| {
-            signature::refresh(&context, verdict, key)
-        });
+        let mut changes =
+            self.alerts
+                .update(now, findings, &self.thresholds.alert, |verdict, key| {
+                    signature::refresh(&context, verdict, key)
+                });
         changes.extend(note_look_alikes(&mut self.look_alikes, look_alikes));
         changes
     }
@@ -73,10 +82,15 @@ impl Engine {
         let rest = spaces.split_off(top.min(spaces.len()));
         let other = rest
             .iter()
-            .fold(self.tables.forgotten, |sum: Totals, (_, space)| sum.plus(&space.totals));
+            .fold(self.tables.forgotten, |sum: Totals, (_, space)| {
+                sum.plus(&space.totals)
+            });
         Overview {
             now: self.now,
-            spaces: spaces.into_iter().map(|(key, space)| self.report(key, space)).collect(),
+            spaces: spaces
+                .into_iter()
+                .map(|(key, space)| self.report(key, space))
+                .collect(),
             other,
             known_spaces: self.tables.spaces.len() as u64,
             globals: self.globals,
@@ -98,7 +112,10 @@ impl Engine {
             window_refused: window.bare_acks,
             in_use: space.census.in_use,
             time_wait: space.census.time_wait,
-            ports_seen: space.ports.as_ref().map_or(0, super::ports::Ports::distinct),
+            ports_seen: space
+                .ports
+                .as_ref()
+                .map_or(0, super::ports::Ports::distinct),
             budget: self.budget(key, space),
             reuse_interval: space.histograms.reuse_interval,
             handshake_duration: space.histograms.handshake_duration,
@@ -118,7 +135,11 @@ impl Engine {
         // Another namespace may have another range; the socket point knows whose it is.
         let own = key.point == Point::Wire as u8 || key.netns == 0;
         let ports = self.local_budget.filter(|_| own)?;
-        Some(Budget { ports, source: BudgetSource::LocalRange, pool: None })
+        Some(Budget {
+            ports,
+            source: BudgetSource::LocalRange,
+            pool: None,
+        })
     }
 }
 
@@ -128,15 +149,24 @@ fn note_look_alikes(
     found: Vec<Finding>,
 ) -> Vec<Change> {
     let mut changes = Vec::new();
-    let now: BTreeMap<_, _> = found.into_iter().map(|f| ((f.verdict, f.space), f)).collect();
+    let now: BTreeMap<_, _> = found
+        .into_iter()
+        .map(|f| ((f.verdict, f.space), f))
+        .collect();
     for (key, finding) in known.iter() {
         if !now.contains_key(key) {
-            changes.push(Change::LookAlike { finding: Box::new(finding.clone()), ended: true });
+            changes.push(Change::LookAlike {
+                finding: Box::new(finding.clone()),
+                ended: true,
+            });
         }
     }
     for (key, finding) in &now {
         if !known.contains_key(key) {
-            changes.push(Change::LookAlike { finding: Box::new(finding.clone()), ended: false });
+            changes.push(Change::LookAlike {
+                finding: Box::new(finding.clone()),
+                ended: false,
+            });
         }
     }
     *known = now;

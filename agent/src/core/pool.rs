@@ -18,7 +18,10 @@ pub fn infer(ports: &Ports, rules: &PoolInference) -> Option<Pool> {
 
 /// The longest run of sorted ports whose gaps stay within proportion.
 fn densest(sorted: &[u16], rules: &PoolInference) -> Option<Pool> {
-    let gaps: Vec<u32> = sorted.windows(2).map(|w| u32::from(w[1]) - u32::from(w[0])).collect();
+    let gaps: Vec<u32> = sorted
+        .windows(2)
+        .map(|w| u32::from(w[1]) - u32::from(w[0]))
+        .collect();
     let mut ordered = gaps.clone();
     ordered.sort_unstable();
     // The middle gap tells how densely the pool is used, whatever a few strays do to the mean.
@@ -36,7 +39,11 @@ fn densest(sorted: &[u16], rules: &PoolInference) -> Option<Pool> {
     }
     let (start, end) = best?;
     let seen = u32::try_from(end - start + 1).ok()?;
-    (seen >= rules.min_ports).then_some(Pool { first: sorted[start], last: sorted[end], seen })
+    (seen >= rules.min_ports).then_some(Pool {
+        first: sorted[start],
+        last: sorted[end],
+        seen,
+    })
 }
 
 #[cfg(test)]

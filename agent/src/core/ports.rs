@@ -24,7 +24,9 @@ impl Ports {
         if self.last.is_empty() {
             self.last = vec![0; 1 << 16];
         }
-        let stamp = u32::try_from(now.0 / 1_000_000_000).unwrap_or(u32::MAX).saturating_add(1);
+        let stamp = u32::try_from(now.0 / 1_000_000_000)
+            .unwrap_or(u32::MAX)
+            .saturating_add(1);
         let mut new = 0;
         for port in ports {
             let slot = &mut self.last[usize::from(*port)];
@@ -64,7 +66,11 @@ impl Ports {
     /// The ports in the window, in order.
     #[must_use]
     pub fn sorted(&self) -> Vec<u16> {
-        (0..=u16::MAX).zip(&self.last).filter(|(_, t)| **t != 0).map(|(p, _)| p).collect()
+        (0..=u16::MAX)
+            .zip(&self.last)
+            .filter(|(_, t)| **t != 0)
+            .map(|(p, _)| p)
+            .collect()
     }
 
     /// Share of new ports among the latest completed handshakes, half as many as there are ports: 1

@@ -180,10 +180,10 @@ impl Tables {
         }
         self.ports(snapshot, ageing);
         for (key, total) in &snapshot.openers {
-            let state = self
-                .openers
-                .entry(*key)
-                .or_insert_with(|| OpenerState { total: *total, history: VecDeque::new() });
+            let state = self.openers.entry(*key).or_insert_with(|| OpenerState {
+                total: *total,
+                history: VecDeque::new(),
+            });
             // An entry that was forgotten in the kernel begins again.
             if total.opens < state.total.opens {
                 state.history.clear();
@@ -194,7 +194,8 @@ impl Tables {
                 state.history.pop_front();
             }
         }
-        self.openers.retain(|_, s| now.since(Moment(s.total.last_ns)) < Duration::from_secs(900));
+        self.openers
+            .retain(|_, s| now.since(Moment(s.total.last_ns)) < Duration::from_secs(900));
         self.forget(now, keep);
     }
 
@@ -205,7 +206,8 @@ impl Tables {
             if event.kind == EventKind::BareAck as u8 {
                 let key = PortSpaceKey::wire(&event.tuple, event.role);
                 self.sample(&key, event);
-                self.recent_wire.push_back((now, event.isn, Space3::from(&key)));
+                self.recent_wire
+                    .push_back((now, event.isn, Space3::from(&key)));
             } else if event.kind == EventKind::SocketBareAck as u8 {
                 let key = PortSpaceKey::socket(&event.tuple, event.role, event.netns);
                 self.sample(&key, event);
@@ -219,7 +221,10 @@ impl Tables {
         let space = self.spaces.entry(*key).or_default();
         let former = Former::from_u8(event.former);
         let known = !matches!(former, Former::None);
-        space.waiting.push((event.tuple.initiator_port, known.then_some(event.former_age_ms)));
+        space.waiting.push((
+            event.tuple.initiator_port,
+            known.then_some(event.former_age_ms),
+        ));
         space.samples.push_back(Refused {
             sample: Sample {
                 time_ns: event.time_ns,
@@ -253,8 +258,15 @@ impl Tables {
     /// Whether a bare ACK that a socket met was seen on the wire too.
     #[must_use]
     pub fn is_on_wire(&self, socket: &PortSpaceKey) -> bool {
-        let wire = PortSpaceKey { point: Point::Wire as u8, netns: 0, ..*socket };
-        let has_wire = self.spaces.get(&wire).is_some_and(|s| s.totals.bare_acks > 0);
+        let wire = PortSpaceKey {
+            point: Point::Wire as u8,
+            netns: 0,
+            ..*socket
+        };
+        let has_wire = self
+            .spaces
+            .get(&wire)
+            .is_some_and(|s| s.totals.bare_acks > 0);
         has_wire || self.joined.values().any(|s| s == socket)
     }
 
@@ -278,7 +290,11 @@ impl Tables {
                     .rev()
                     .find(|(at, _)| now.since(*at) >= window)
                     .map_or(0, |(_, n)| *n);
-                OpenerRate { key: *k, total: state.total, opens: state.total.opens - before }
+                OpenerRate {
+                    key: *k,
+                    total: state.total,
+                    opens: state.total.opens - before,
+                }
             })
             .filter(|rate| rate.opens > 0)
             .collect();
@@ -291,7 +307,11 @@ impl Tables {
         for (key, row) in rows {
             // A row whose local port has no listener belongs to the initiator if an open of that port
             // space was seen; else its role stays unknown, and nobody claims it.
-            let role = if key.role == Role::Unknown as u8 { Role::Initiator as u8 } else { key.role };
+            let role = if key.role == Role::Unknown as u8 {
+                Role::Initiator as u8
+            } else {
+                key.role
+            };
             sums.entry((Space3::from(key), role)).or_default().add(row);
         }
         for (key, space) in &mut self.spaces {
@@ -309,7 +329,9 @@ impl Tables {
         let now = snapshot.now;
         let mut tables = self.spaces.values().filter(|s| s.ports.is_some()).count();
         for (key, ports) in &snapshot.ports {
-            let Some(space) = self.spaces.get_mut(key) else { continue };
+            let Some(space) = self.spaces.get_mut(key) else {
+                continue;
+            };
             if space.ports.is_none() {
                 // A port space that makes no new connections needs no table.
                 if tables >= PORT_TABLES || space.totals.established == 0 {
@@ -318,7 +340,10 @@ impl Tables {
                 tables += 1;
             }
             let established = space.totals.established;
-            space.ports.get_or_insert_default().note(now, ports, established);
+            space
+                .ports
+                .get_or_insert_default()
+                .note(now, ports, established);
         }
         for space in self.spaces.values_mut() {
             let idle = now.since(space.last_change) > ageing;
@@ -338,13 +363,21 @@ impl Tables {
         let forgotten = &mut self.forgotten;
         self.spaces.retain(|_, space| {
             space.note_refused();
-            if space.episode.as_ref().is_some_and(|e| now.since(e.last_symptom) > keep) {
+            if space
+                .episode
+                .as_ref()
+                .is_some_and(|e| now.since(e.last_symptom) > keep)
+            {
                 space.episode = None;
             }
             while space.history.len() > 2 && now.since(space.history[1].0) >= keep {
                 space.history.pop_front();
             }
-            while space.time_wait_history.front().is_some_and(|(at, _)| now.since(*at) > keep) {
+            while space
+                .time_wait_history
+                .front()
+                .is_some_and(|(at, _)| now.since(*at) > keep)
+            {
                 space.time_wait_history.pop_front();
             }
             let stays = now.since(space.last_change) < idle || space.census.in_use > 0;
@@ -360,7 +393,11 @@ impl Space {
     fn take(&mut self, now: Moment, raw: &PortSpace) {
         // A port space that was forgotten in the kernel and came back counts from zero again.
         let restarted = raw.opens < self.raw.opens || raw.established < self.raw.established;
-        let before = if restarted { PortSpace::default() } else { self.raw };
+        let before = if restarted {
+            PortSpace::default()
+        } else {
+            self.raw
+        };
         let difference = Totals::from(raw).minus(&Totals::from(&before));
         if difference != Totals::default() {
             self.last_change = now;
@@ -373,8 +410,16 @@ impl Space {
             }
         };
         let h = &mut self.histograms;
-        add(&mut h.reuse_interval, &raw.reuse_interval, &before.reuse_interval);
-        add(&mut h.handshake_duration, &raw.handshake_duration, &before.handshake_duration);
+        add(
+            &mut h.reuse_interval,
+            &raw.reuse_interval,
+            &before.reuse_interval,
+        );
+        add(
+            &mut h.handshake_duration,
+            &raw.handshake_duration,
+            &before.handshake_duration,
+        );
         add(&mut h.port_search, &raw.port_search, &before.port_search);
         self.raw = *raw;
         self.history.push_back((now, self.totals));
@@ -401,7 +446,9 @@ impl Space {
 
     /// Takes what the events told into the episode that the counters have opened by now.
     fn note_refused(&mut self) {
-        let Some(episode) = &mut self.episode else { return };
+        let Some(episode) = &mut self.episode else {
+            return;
+        };
         for (port, interval) in self.waiting.drain(..) {
             episode.refused_ports.insert(port);
             if let Some(ms) = interval {
@@ -437,8 +484,27 @@ macro_rules! totals {
 }
 
 totals!(
-    opens, established, refused, syn_timeouts, abandoned, half_open, no_local_port, failed,
-    syn_retransmits, bare_acks, bare_acks_closed, bare_acks_open, bare_acks_half_open,
-    bare_acks_unknown, duplicate_syns, no_listener, rsts_after_bare_ack, healed, unhealed,
-    reuse_accepted, resets_received, resets_sent, data_retransmits,
+    opens,
+    established,
+    refused,
+    syn_timeouts,
+    abandoned,
+    half_open,
+    no_local_port,
+    failed,
+    syn_retransmits,
+    bare_acks,
+    bare_acks_closed,
+    bare_acks_open,
+    bare_acks_half_open,
+    bare_acks_unknown,
+    duplicate_syns,
+    no_listener,
+    rsts_after_bare_ack,
+    healed,
+    unhealed,
+    reuse_accepted,
+    resets_received,
+    resets_sent,
+    data_retransmits,
 );

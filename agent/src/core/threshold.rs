@@ -98,7 +98,9 @@ pub struct Setting {
 /// Says what is wrong with it.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a duration like 10s"))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` is not a duration like 10s"))?;
     let seconds = match unit {
         "ms" => number / 1000.0,
         "" | "s" => number,
@@ -110,7 +112,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a number that fits"))
+    text.parse()
+        .map_err(|_| format!("`{text}` is not a number that fits"))
 }
 
 macro_rules! settings {
@@ -153,7 +156,10 @@ impl Thresholds {
             .ok_or_else(|| format!("`{assignment}` is not of the form name=value"))?;
         let setting = SETTINGS.iter().find(|s| s.name == name).ok_or_else(|| {
             let names: Vec<_> = SETTINGS.iter().map(|s| s.name).collect();
-            format!("there is no threshold `{name}`; there are {}", names.join(", "))
+            format!(
+                "there is no threshold `{name}`; there are {}",
+                names.join(", ")
+            )
         })?;
         (setting.set)(self, value).map_err(|e| format!("{name}: {e}"))
     }
@@ -170,7 +176,11 @@ mod tests {
         assert_eq!(t.alert.resolve, Duration::from_millis(1500));
         t.set("l4_reuse.min_refused=7").unwrap();
         assert_eq!(t.l4_reuse.min_refused, 7);
-        assert!(t.set("alert.resolv=1s").unwrap_err().contains("alert.resolve"));
+        assert!(
+            t.set("alert.resolv=1s")
+                .unwrap_err()
+                .contains("alert.resolve")
+        );
         assert!(t.set("alert.resolve=1 fortnight").is_err());
         assert!(t.set("window").is_err());
         assert!(t.set("window=-1s").is_err());

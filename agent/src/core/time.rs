@@ -18,12 +18,20 @@ impl Moment {
 impl Add<Duration> for Moment {
     type Output = Self;
     fn add(self, rhs: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:03}", self.0 / 1_000_000_000, self.0 / 1_000_000 % 1000)
+        write!(
+            f,
+            "{}.{:03}",
+            self.0 / 1_000_000_000,
+            self.0 / 1_000_000 % 1000
+        )
     }
 }

@@ -50,11 +50,17 @@ impl Cgroups {
         if self.paths.len() >= MOST {
             return;
         }
-        let Ok(metadata) = fs::metadata(directory) else { return };
+        let Ok(metadata) = fs::metadata(directory) else {
+            return;
+        };
         self.paths.insert(metadata.ino(), name.to_owned());
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                let child = format!("{}/{}", name.trim_end_matches('/'), entry.file_name().display());
+                let child = format!(
+                    "{}/{}",
+                    name.trim_end_matches('/'),
+                    entry.file_name().display()
+                );
                 self.walk(&entry.path(), &child);
             }
         }

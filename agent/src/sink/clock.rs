@@ -28,13 +28,19 @@ impl WallClock {
     /// For the live source, whose moments are CLOCK_MONOTONIC.
     #[must_use]
     pub fn live() -> Self {
-        Self { offset_ns: Arc::new(AtomicI64::new(offset())), live: true }
+        Self {
+            offset_ns: Arc::new(AtomicI64::new(offset())),
+            live: true,
+        }
     }
 
     /// For captures, whose moments count from the Unix epoch.
     #[must_use]
     pub fn capture() -> Self {
-        Self { offset_ns: Arc::default(), live: false }
+        Self {
+            offset_ns: Arc::default(),
+            live: false,
+        }
     }
 
     /// Follows the host when its time of day was set. Called now and then; between two steps the
@@ -79,7 +85,10 @@ mod tests {
     #[test]
     fn captures_count_from_the_epoch() {
         let clock = WallClock::capture();
-        assert_eq!(clock.rfc3339(Moment(1_764_412_205_123_456_789)), "2025-11-29T10:30:05.123Z");
+        assert_eq!(
+            clock.rfc3339(Moment(1_764_412_205_123_456_789)),
+            "2025-11-29T10:30:05.123Z"
+        );
         clock.follow();
         assert_eq!(clock.system_time(Moment(0)), UNIX_EPOCH);
     }
@@ -97,15 +106,23 @@ mod tests {
         let same = clock.rfc3339(now);
         clock.follow();
         assert_eq!(same, clock.rfc3339(now), "no step, no change");
-        clock.offset_ns.fetch_add(3_600_000_000_000, Ordering::Relaxed);
+        clock
+            .offset_ns
+            .fetch_add(3_600_000_000_000, Ordering::Relaxed);
         assert!(off(clock.system_time(now)) > Duration::from_secs(3000));
         clock.follow();
-        assert!(off(clock.system_time(now)) < Duration::from_secs(1), "the step is followed");
+        assert!(
+            off(clock.system_time(now)) < Duration::from_secs(1),
+            "the step is followed"
+        );
     }
 
     #[test]
     fn what_lies_before_the_epoch_is_the_epoch() {
-        let clock = WallClock { offset_ns: Arc::new(AtomicI64::new(-5)), live: false };
+        let clock = WallClock {
+            offset_ns: Arc::new(AtomicI64::new(-5)),
+            live: false,
+        };
         assert_eq!(clock.system_time(Moment(1)), UNIX_EPOCH);
     }
 }

@@ -16,9 +16,7 @@ use super::{
 };
 use crate::core::{
     alert::{Alert, State},
-    finding::{
-        Confidence, Evidence, Finding, OpenedBy, Pool, RuledOut, Sample, Severity, Verdict,
-    },
+    finding::{Confidence, Evidence, Finding, OpenedBy, Pool, RuledOut, Sample, Severity, Verdict},
     report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
     time::Moment,
 };
@@ -39,13 +37,19 @@ pub(crate) fn shared() -> (impl Write + Send, impl Fn() -> String) {
     }
     let bytes = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&bytes);
-    (Shared(bytes), move || String::from_utf8(seen.lock().unwrap().clone()).unwrap())
+    (Shared(bytes), move || {
+        String::from_utf8(seen.lock().unwrap().clone()).unwrap()
+    })
 }
 
 pub(crate) fn ready() -> Ready {
     Ready {
         hooks: vec![
-            HookState { name: "packet".into(), status: HookStatus::Ok, detail: String::new() },
+            HookState {
+                name: "packet".into(),
+                status: HookStatus::Ok,
+                detail: String::new(),
+            },
             HookState {
                 name: "retransmit".into(),
                 status: HookStatus::Off,
@@ -103,7 +107,11 @@ pub(crate) fn finding() -> Finding {
             duplicate_syns: 1,
             refused_ports: 39,
             ports_seen: 200,
-            pool: Some(Pool { first: 2048, last: 2247, seen: 200 }),
+            pool: Some(Pool {
+                first: 2048,
+                last: 2247,
+                seen: 200,
+            }),
             time_wait: 187,
             time_wait_peak: 200,
             in_use: 4,
@@ -154,7 +162,13 @@ pub(crate) fn alert() -> Alert {
 
 pub(crate) fn look_alike(ended: bool) -> Change {
     let verdict = Verdict::HalfOpenReconnect;
-    Change::LookAlike { finding: Box::new(Finding { verdict, ..finding() }), ended }
+    Change::LookAlike {
+        finding: Box::new(Finding {
+            verdict,
+            ..finding()
+        }),
+        ended,
+    }
 }
 
 pub(crate) fn totals() -> Totals {
@@ -200,7 +214,11 @@ pub(crate) fn space(key: PortSpaceKey) -> SpaceReport {
         budget: Some(Budget {
             ports: 200,
             source: BudgetSource::Inferred,
-            pool: Some(Pool { first: 2048, last: 2247, seen: 200 }),
+            pool: Some(Pool {
+                first: 2048,
+                last: 2247,
+                seen: 200,
+            }),
         }),
         reuse_interval,
         handshake_duration: [7; 20],
@@ -215,7 +233,10 @@ pub(crate) fn overview() -> Overview {
     Overview {
         now: NOW,
         spaces: vec![space(key()), space(socket_key())],
-        other: Totals { opens: 9, ..Totals::default() },
+        other: Totals {
+            opens: 9,
+            ..Totals::default()
+        },
         known_spaces: 3,
         globals,
         alerts: vec![alert()],
@@ -226,7 +247,11 @@ pub(crate) fn view() -> View {
     let mut ledger = Ledger::new(false);
     ledger.update(&overview());
     let hooks = vec![("packet".into(), HookStatus::Ok)];
-    let mut view = View { hooks, version: "0.1.0", ..View::default() };
+    let mut view = View {
+        hooks,
+        version: "0.1.0",
+        ..View::default()
+    };
     ledger.export(&mut view);
     view
 }

@@ -117,7 +117,11 @@ struct TimeWait {
 impl<W: Write> Json<W> {
     /// Writes to `out`, one `write` per line. `clock` gives the time of day.
     pub const fn new(out: W, clock: WallClock) -> Self {
-        Self { out, clock, told: [0; Global::COUNT as usize] }
+        Self {
+            out,
+            clock,
+            told: [0; Global::COUNT as usize],
+        }
     }
 
     fn write(&mut self, at: Moment, line: &Line) -> io::Result<()> {
@@ -128,7 +132,11 @@ impl<W: Write> Json<W> {
             #[serde(flatten)]
             line: &'a Line<'a>,
         }
-        let stamped = Stamped { schema: SCHEMA, time: self.clock.rfc3339(at), line };
+        let stamped = Stamped {
+            schema: SCHEMA,
+            time: self.clock.rfc3339(at),
+            line,
+        };
         let mut bytes = serde_json::to_vec(&stamped)?;
         bytes.push(b'\n');
         self.out.write_all(&bytes)?;
@@ -170,7 +178,15 @@ impl<W: Write> Json<W> {
             let new = count.saturating_sub(self.told[index]);
             if Global::is_loss(index) && new > 0 {
                 self.told[index] = count;
-                self.write(overview.now, &Line::Loss { name, meaning, count, new })?;
+                self.write(
+                    overview.now,
+                    &Line::Loss {
+                        name,
+                        meaning,
+                        count,
+                        new,
+                    },
+                )?;
             }
         }
         Ok(())
@@ -179,7 +195,11 @@ impl<W: Write> Json<W> {
 
 impl<W: Write> Sink for Json<W> {
     fn ready(&mut self, now: Moment, ready: &Ready) -> io::Result<()> {
-        let unseen = ready.unseen.iter().map(|(what, why)| Unseen { what, why }).collect();
+        let unseen = ready
+            .unseen
+            .iter()
+            .map(|(what, why)| Unseen { what, why })
+            .collect();
         let line = Line::Ready {
             version: ready.version,
             interfaces: &ready.interfaces,
@@ -196,7 +216,11 @@ impl<W: Write> Sink for Json<W> {
                 Change::Alert(alert) => self.alert(alert)?,
                 Change::LookAlike { finding, ended } => {
                     let name = finding.verdict.name();
-                    let line = Line::LookAlike { name, ended: *ended, body: self.body(finding) };
+                    let line = Line::LookAlike {
+                        name,
+                        ended: *ended,
+                        body: self.body(finding),
+                    };
                     self.write(now, &line)?;
                 }
             }
@@ -216,7 +240,11 @@ impl<W: Write> Sink for Json<W> {
             other: &overview.other,
             known_spaces: overview.known_spaces,
             globals,
-            alerts: overview.alerts.iter().map(|alert| alert.id.as_str()).collect(),
+            alerts: overview
+                .alerts
+                .iter()
+                .map(|alert| alert.id.as_str())
+                .collect(),
         };
         self.write(overview.now, &line)
     }
@@ -233,7 +261,10 @@ impl<'a> From<&'a SpaceReport> for Space<'a> {
             opens_per_second: rounded(space.opens_per_second),
             window_refused: space.window_refused,
             in_use: space.in_use,
-            time_wait: TimeWait { total: space.held(), ages: space.time_wait },
+            time_wait: TimeWait {
+                total: space.held(),
+                ages: space.time_wait,
+            },
             ports_seen: space.ports_seen,
             budget: space.budget,
             headroom: space.headroom(),

@@ -54,9 +54,9 @@ impl Metric {
 /// Where the values of a metric come from.
 pub(crate) enum Source {
     /// A counter of each port space, and of all others together.
-    Total(Points, fn(&Totals) -> u64),
+    Total(Points, Get),
     /// Several such counters, told apart by an attribute.
-    Totals(&'static str, &'static [(&'static str, Points, fn(&Totals) -> u64)]),
+    Totals(&'static str, &'static [(&'static str, Points, Get)]),
     /// What each port space has now.
     Level(fn(&SpaceReport) -> Option<u64>),
     /// The same, as a ratio.
@@ -66,6 +66,9 @@ pub(crate) enum Source {
     /// Something of the whole host, with the names of its attributes.
     Host(&'static [&'static str], Host),
 }
+
+/// Gives one counter of a port space.
+pub(crate) type Get = fn(&Totals) -> u64;
 
 /// Gives each value of a metric of the whole host with the values of its attributes.
 pub(crate) type Host = fn(&View, &mut dyn FnMut(u64, &[&str]));

@@ -60,7 +60,10 @@ impl Sinks {
     /// No sink yet. `clock` is the one that the sinks share.
     #[must_use]
     pub const fn new(clock: WallClock) -> Self {
-        Self { clock, list: Vec::new() }
+        Self {
+            clock,
+            list: Vec::new(),
+        }
     }
 
     /// Adds one.

@@ -1,7 +1,7 @@
 //! OTLP: metrics and log records to a receiver, off unless an endpoint is set.
 //!
 //! Metrics are observable instruments: at each export the SDK asks for the values, which all come
-//! from one [`View`] of the latest overview. Alerts become log records and wait in a [`spool`] for as
+//! from one view of the latest overview. Alerts become log records and wait in a spool for as
 //! long as the receiver is away.
 
 use std::{
@@ -96,7 +96,10 @@ impl Otlp {
         let resource = resource::resource(version);
         let state = Arc::new(Mutex::new(Shared {
             ledger: Ledger::new(settings.temporality == Temporality::Delta),
-            latest: View { version, ..View::default() },
+            latest: View {
+                version,
+                ..View::default()
+            },
             current: Arc::default(),
             asked: HashSet::new(),
             metrics: Arc::default(),
@@ -106,8 +109,7 @@ impl Otlp {
         let meters = match &settings.metrics {
             None => None,
             Some(target) => {
-                let exporter =
-                    transport::metrics(target, settings.temporality, settings.interval)?;
+                let exporter = transport::metrics(target, settings.temporality, settings.interval)?;
                 let failures = Arc::clone(&lock(&state).metrics);
                 let reader = PeriodicReader::builder(Watched::new(exporter, failures))
                     .with_interval(settings.interval)
@@ -115,7 +117,12 @@ impl Otlp {
                 let provider = SdkMeterProvider::builder()
                     .with_reader(reader)
                     .with_resource(resource.clone())
-                    .with_view(|_: &_| Stream::builder().with_cardinality_limit(SERIES).build().ok())
+                    .with_view(|_: &_| {
+                        Stream::builder()
+                            .with_cardinality_limit(SERIES)
+                            .build()
+                            .ok()
+                    })
                     .build();
                 let meter = provider.meter_with_scope(scope(version));
                 for (index, metric) in METRICS.iter().enumerate() {
@@ -129,13 +136,12 @@ impl Otlp {
             Some(target) => {
                 let counts = Arc::clone(&lock(&state).logs);
                 let exporter = transport::logs(target)?;
-                let spool = Spool::new(exporter, KEPT, counts).map_err(|error| {
-                    OtlpError::Exporter {
+                let spool =
+                    Spool::new(exporter, KEPT, counts).map_err(|error| OtlpError::Exporter {
                         signal: target.signal.name(),
                         endpoint: target.endpoint.clone(),
                         problem: format!("cannot start a thread: {error}"),
-                    }
-                })?;
+                    })?;
                 let provider = SdkLoggerProvider::builder()
                     .with_log_processor(spool)
                     .with_resource(resource)
@@ -144,12 +150,19 @@ impl Otlp {
                 Some((provider, logger))
             }
         };
-        Ok(Some(Self { clock, state, meters, loggers }))
+        Ok(Some(Self {
+            clock,
+            state,
+            meters,
+            loggers,
+        }))
     }
 }
 
 fn scope(version: &'static str) -> InstrumentationScope {
-    InstrumentationScope::builder("tuplewatch").with_version(version).build()
+    InstrumentationScope::builder("tuplewatch")
+        .with_version(version)
+        .build()
 }
 
 fn lock(state: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
@@ -209,7 +222,10 @@ fn instrument(meter: &Meter, index: usize, metric: &'static Metric, state: &Arc<
     let (name, unit, text) = (metric.name, metric.unit, metric.description);
     match metric.kind {
         Kind::Counter => {
-            let builder = meter.u64_observable_counter(name).with_unit(unit).with_description(text);
+            let builder = meter
+                .u64_observable_counter(name)
+                .with_unit(unit)
+                .with_description(text);
             builder.with_callback(observe(state, index, int)).build();
         }
         Kind::UpDownCounter => {
@@ -218,11 +234,17 @@ fn instrument(meter: &Meter, index: usize, metric: &'static Metric, state: &Arc<
             builder.with_callback(observe(state, index, signed)).build();
         }
         Kind::Gauge if metric.is_ratio() => {
-            let builder = meter.f64_observable_gauge(name).with_unit(unit).with_description(text);
+            let builder = meter
+                .f64_observable_gauge(name)
+                .with_unit(unit)
+                .with_description(text);
             builder.with_callback(observe(state, index, float)).build();
         }
         Kind::Gauge => {
-            let builder = meter.u64_observable_gauge(name).with_unit(unit).with_description(text);
+            let builder = meter
+                .u64_observable_gauge(name)
+                .with_unit(unit)
+                .with_description(text);
             builder.with_callback(observe(state, index, int)).build();
         }
         // The SDK has no observable histogram: see docs/metrics.md.
@@ -238,13 +260,17 @@ impl Sink for Otlp {
     fn ready(&mut self, _: Moment, ready: &Ready) -> io::Result<()> {
         let mut state = lock(&self.state);
         let hooks = ready.hooks.iter();
-        state.latest.hooks = hooks.map(|h| (h.name.clone(), h.status)).collect::<Vec<(String, HookStatus)>>();
+        state.latest.hooks = hooks
+            .map(|h| (h.name.clone(), h.status))
+            .collect::<Vec<(String, HookStatus)>>();
         state.latest.memory_bytes = ready.memory_bytes;
         Ok(())
     }
 
     fn changes(&mut self, now: Moment, changes: &[Change]) -> io::Result<()> {
-        let Some((_, logger)) = &self.loggers else { return Ok(()) };
+        let Some((_, logger)) = &self.loggers else {
+            return Ok(());
+        };
         for change in changes {
             let mut record = logger.create_log_record();
             match change {
@@ -265,7 +291,9 @@ impl Sink for Otlp {
         view.globals = overview.globals;
         view.known_spaces = overview.known_spaces;
         let alerts = overview.alerts.iter();
-        view.alerts = alerts.map(|a| (a.finding.verdict, a.finding.severity, a.state)).collect();
+        view.alerts = alerts
+            .map(|a| (a.finding.verdict, a.finding.severity, a.state))
+            .collect();
         Ok(())
     }
 

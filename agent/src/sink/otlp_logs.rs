@@ -25,14 +25,24 @@ const SINCE: &str = "tuplewatch.since";
 
 /// Event names and what they mean.
 pub(super) const EVENTS: &[(&str, &str)] = &[
-    (ALERT, "an alert became pending, firing or resolved, got worse, or still fires with new figures"),
-    (LOOK_ALIKE, "a trouble that resembles a signature and is not it began or ended"),
+    (
+        ALERT,
+        "an alert became pending, firing or resolved, got worse, or still fires with new figures",
+    ),
+    (
+        LOOK_ALIKE,
+        "a trouble that resembles a signature and is not it began or ended",
+    ),
 ];
 
 /// Names, types and meanings of the attributes.
 pub(super) const ATTRIBUTES: &[(&str, &str, &str)] = &[
     (a::ALERT_ID, "text", "identity of the alert (alerts only)"),
-    (a::ALERT_STATE, "text", "`pending`, `firing` or `resolved` (alerts only)"),
+    (
+        a::ALERT_STATE,
+        "text",
+        "`pending`, `firing` or `resolved` (alerts only)",
+    ),
     (ENDED, "boolean", "whether it is over (look-alikes only)"),
     (a::SIGNATURE, "text", "kind of trouble (alerts only)"),
     (a::CAUSE, "text", "its cause, or the name of the look-alike"),
@@ -41,14 +51,34 @@ pub(super) const ATTRIBUTES: &[(&str, &str, &str)] = &[
     (a::CLIENT_ADDRESS, "text", "who sends the SYNs"),
     (a::SERVER_ADDRESS, "text", "who gets them"),
     (a::SERVER_PORT, "integer", "port of the server"),
-    (a::ROLE, "text", "what this host is: `initiator`, `responder` or `unknown`"),
+    (
+        a::ROLE,
+        "text",
+        "what this host is: `initiator`, `responder` or `unknown`",
+    ),
     (a::POINT, "text", "`socket` or `wire`"),
-    (a::NETNS, "integer", "inode of the network namespace (point `socket` only)"),
+    (
+        a::NETNS,
+        "integer",
+        "inode of the network namespace (point `socket` only)",
+    ),
     (SINCE, "text", "when the episode began, RFC 3339"),
     (a::REMEDY, "text", "what to do"),
-    (a::RULED_OUT, "list of texts", "look-alikes considered, and why they are not the answer"),
-    (a::OPENED_BY, "list of texts", "processes that open the connections"),
-    ("tuplewatch.evidence.*", "number", "the numbers of `evidence` in `docs/json.md`, under the same names; what is not known is left out"),
+    (
+        a::RULED_OUT,
+        "list of texts",
+        "look-alikes considered, and why they are not the answer",
+    ),
+    (
+        a::OPENED_BY,
+        "list of texts",
+        "processes that open the connections",
+    ),
+    (
+        "tuplewatch.evidence.*",
+        "number",
+        "the numbers of `evidence` in `docs/json.md`, under the same names; what is not known is left out",
+    ),
 ];
 
 /// Fills in a record for an alert.
@@ -108,7 +138,10 @@ fn finding(
     }
     record.add_attribute(SINCE, clock.rfc3339(finding.since));
     record.add_attribute(a::REMEDY, finding.remedy.clone());
-    let ruled_out = finding.ruled_out.iter().map(|other| format!("{}: {}", other.name, other.why));
+    let ruled_out = finding
+        .ruled_out
+        .iter()
+        .map(|other| format!("{}: {}", other.name, other.why));
     record.add_attribute(a::RULED_OUT, texts(ruled_out));
     record.add_attribute(a::OPENED_BY, texts(finding.opened_by.iter().map(opener)));
     // Serialising plain numbers and options cannot fail.
@@ -161,11 +194,17 @@ mod tests {
     use crate::{core::report::Change, sink::fixture};
 
     fn record() -> SdkLogRecord {
-        SdkLoggerProvider::builder().build().logger("test").create_log_record()
+        SdkLoggerProvider::builder()
+            .build()
+            .logger("test")
+            .create_log_record()
     }
 
     fn attributes(record: &SdkLogRecord) -> Vec<(String, AnyValue)> {
-        record.attributes_iter().map(|(key, value)| (key.to_string(), value.clone())).collect()
+        record
+            .attributes_iter()
+            .map(|(key, value)| (key.to_string(), value.clone()))
+            .collect()
     }
 
     #[test]
@@ -182,10 +221,19 @@ mod tests {
             found.map(|(_, value)| value.clone())
         };
         assert_eq!(get("tuplewatch.alert.state"), Some("firing".into()));
-        assert_eq!(get("tuplewatch.cause"), Some("l4_reuse_in_time_wait".into()));
+        assert_eq!(
+            get("tuplewatch.cause"),
+            Some("l4_reuse_in_time_wait".into())
+        );
         assert_eq!(get("server.port"), Some(AnyValue::Int(443)));
-        assert_eq!(get("tuplewatch.evidence.refused_syns"), Some(AnyValue::Int(42)));
-        assert_eq!(get("tuplewatch.evidence.pool.first"), Some(AnyValue::Int(2048)));
+        assert_eq!(
+            get("tuplewatch.evidence.refused_syns"),
+            Some(AnyValue::Int(42))
+        );
+        assert_eq!(
+            get("tuplewatch.evidence.pool.first"),
+            Some(AnyValue::Int(2048))
+        );
         assert_eq!(
             get("tuplewatch.evidence.reuse_interval_min_seconds"),
             Some(AnyValue::Double(1.02))
@@ -218,17 +266,24 @@ mod tests {
         let mut first = record();
         alert(&mut first, &example, &clock);
         let mut second = record();
-        let Change::LookAlike { finding, ended } = fixture::look_alike(true) else { panic!() };
+        let Change::LookAlike { finding, ended } = fixture::look_alike(true) else {
+            panic!()
+        };
         look_alike(&mut second, &finding, ended, fixture::NOW, &clock);
         let written: BTreeSet<_> = [attributes(&first), attributes(&second)]
             .concat()
             .into_iter()
-            .map(|(name, _)| match name.strip_prefix("tuplewatch.evidence.") {
-                Some(_) => "tuplewatch.evidence.*".to_owned(),
-                None => name,
-            })
+            .map(
+                |(name, _)| match name.strip_prefix("tuplewatch.evidence.") {
+                    Some(_) => "tuplewatch.evidence.*".to_owned(),
+                    None => name,
+                },
+            )
             .collect();
-        let documented: BTreeSet<_> = ATTRIBUTES.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        let documented: BTreeSet<_> = ATTRIBUTES
+            .iter()
+            .map(|(name, ..)| (*name).to_owned())
+            .collect();
         assert_eq!(written, documented);
     }
 }

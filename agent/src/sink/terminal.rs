@@ -48,7 +48,12 @@ impl Terminal {
     /// Writes to `screen`. `clock` gives the time of day.
     #[must_use]
     pub fn new(screen: Screen, clock: WallClock) -> Self {
-        Self { screen, clock, told: HashMap::new(), next_loss: [1; Global::COUNT as usize] }
+        Self {
+            screen,
+            clock,
+            told: HashMap::new(),
+            next_loss: [1; Global::COUNT as usize],
+        }
     }
 
     fn style(&self) -> Style {
@@ -60,7 +65,11 @@ impl Terminal {
     }
 
     fn format(&self) -> Format<'_> {
-        Format { clock: &self.clock, style: self.style(), width: self.width() }
+        Format {
+            clock: &self.clock,
+            style: self.style(),
+            width: self.width(),
+        }
     }
 
     fn alert(&mut self, alert: &Alert) -> String {
@@ -91,7 +100,9 @@ impl Terminal {
             self.next_loss[index] = lost.saturating_mul(10);
             let word = self.style().paint(Paint::Warning, "LOSS");
             let times = counted(lost, "time", "times");
-            text.push_str(&format!("{word}  {name}: {meaning} ({times}); figures may be too low\n"));
+            text.push_str(&format!(
+                "{word}  {name}: {meaning} ({times}); figures may be too low\n"
+            ));
         }
         text
     }
@@ -101,7 +112,11 @@ impl Terminal {
         let style = self.style();
         // Never in the last column: some terminals wrap there.
         let width = size.columns.saturating_sub(1);
-        let firing = overview.alerts.iter().filter(|a| a.state == State::Firing).count() as u64;
+        let firing = overview
+            .alerts
+            .iter()
+            .filter(|a| a.state == State::Firing)
+            .count() as u64;
         let lost: u64 = (0..overview.globals.len())
             .filter(|&i| Global::is_loss(i))
             .map(|i| overview.globals[i])
@@ -116,7 +131,11 @@ impl Terminal {
             head.push_str(&format!(", {} lost", counted(lost, "record", "records")));
         }
         let head: String = head.chars().take(width).collect();
-        let paint = if firing > 0 { Paint::Critical } else { Paint::Good };
+        let paint = if firing > 0 {
+            Paint::Critical
+        } else {
+            Paint::Good
+        };
         let mut lines = vec![style.paint(paint, &head)];
         // Room for the heads and for the cursor; permanent lines keep half of a small screen.
         let room = (size.rows / 2).saturating_sub(3).clamp(1, SPACES);
@@ -152,8 +171,17 @@ impl Sink for Terminal {
             }
         };
         add(&head, None);
-        for hook in ready.hooks.iter().filter(|hook| hook.status != HookStatus::Ok) {
-            let line = format!("Hook {} is {}: {}", hook.name, hook.status.name(), hook.detail);
+        for hook in ready
+            .hooks
+            .iter()
+            .filter(|hook| hook.status != HookStatus::Ok)
+        {
+            let line = format!(
+                "Hook {} is {}: {}",
+                hook.name,
+                hook.status.name(),
+                hook.detail
+            );
             add(&line, Some(Paint::Warning));
         }
         for (what, why) in &ready.unseen {
@@ -193,7 +221,8 @@ impl Sink for Terminal {
         let firing = self.told.len();
         if firing > 0 {
             let word = counted(firing as u64, "alert", "alerts");
-            self.screen.print(&format!("tuplewatch ends with {word} still firing.\n"))?;
+            self.screen
+                .print(&format!("tuplewatch ends with {word} still firing.\n"))?;
         }
         Ok(())
     }

@@ -88,7 +88,9 @@ impl<'a> BareAcks<'a> {
         let observed = context
             .tables
             .first
-            .map_or(window_seconds, |first| context.now.since(first).as_secs_f64())
+            .map_or(window_seconds, |first| {
+                context.now.since(first).as_secs_f64()
+            })
             .clamp(1.0, window_seconds);
         let ports = self.space.ports.as_ref();
         Evidence {
@@ -161,7 +163,13 @@ impl<'a> BareAcks<'a> {
             .collect()
     }
 
-    fn look_alike(&self, context: &Context<'_>, verdict: Verdict, text: String, remedy: &str) -> Finding {
+    fn look_alike(
+        &self,
+        context: &Context<'_>,
+        verdict: Verdict,
+        text: String,
+        remedy: &str,
+    ) -> Finding {
         Finding {
             verdict,
             space: *self.key,
@@ -186,7 +194,12 @@ pub fn no_listener(context: &Context<'_>, b: &BareAcks<'_>) -> Option<Finding> {
             "{}: {n} SYNs met a TIME_WAIT and then a closed port: nothing listens there any more",
             place(b.key)
         );
-        b.look_alike(context, Verdict::NoListener, text, "Start the service that should listen there.")
+        b.look_alike(
+            context,
+            Verdict::NoListener,
+            text,
+            "Start the service that should listen there.",
+        )
     })
 }
 
@@ -259,6 +272,11 @@ pub fn duplicate_syn(context: &Context<'_>, b: &BareAcks<'_>) -> Option<Finding>
              delays packets",
             place(b.key)
         );
-        b.look_alike(context, Verdict::DuplicateSyn, text, "Nothing to do at the two ends.")
+        b.look_alike(
+            context,
+            Verdict::DuplicateSyn,
+            text,
+            "Nothing to do at the two ends.",
+        )
     })
 }

@@ -35,7 +35,10 @@ type Rule = fn(&Context<'_>, &BareAcks<'_>) -> Option<Finding>;
 /// Every rule, signatures first. The causes still to come (`nat_syn_drop`, `local_ephemeral`,
 /// `forecast`, `tuple_collision`) are further lines of this table.
 const RULES: [(Verdict, Rule); 6] = [
-    (Verdict::L4ReuseInTimeWait, port_exhaustion::l4_reuse_in_time_wait),
+    (
+        Verdict::L4ReuseInTimeWait,
+        port_exhaustion::l4_reuse_in_time_wait,
+    ),
     (Verdict::NoListener, bare_ack::no_listener),
     (Verdict::HalfOpenReconnect, bare_ack::half_open_reconnect),
     (Verdict::FixedPortReuse, bare_ack::fixed_port_reuse),
@@ -51,7 +54,9 @@ pub fn evaluate(context: &Context<'_>) -> Vec<Finding> {
         if !is_subject(context.tables, key, space) || !is_symptomatic(context, space) {
             continue;
         }
-        let Some(view) = BareAcks::of(context, key, space) else { continue };
+        let Some(view) = BareAcks::of(context, key, space) else {
+            continue;
+        };
         findings.extend(RULES.iter().filter_map(|(_, rule)| rule(context, &view)));
     }
     findings
@@ -76,7 +81,10 @@ pub fn refresh(
 /// Symptoms count as going on until the time that hysteresis asks for has passed without one.
 fn is_symptomatic(context: &Context<'_>, space: &Space) -> bool {
     let resolve = context.thresholds.alert.resolve;
-    space.episode.as_ref().is_some_and(|e| context.now.since(e.last_symptom) < resolve)
+    space
+        .episode
+        .as_ref()
+        .is_some_and(|e| context.now.since(e.last_symptom) < resolve)
 }
 
 /// The same connection is seen at two points: the wire tells more, so a socket's port space is judged

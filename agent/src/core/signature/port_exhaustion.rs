@@ -48,8 +48,16 @@ pub fn describe(context: &Context<'_>, b: &BareAcks<'_>) -> Finding {
         verdict: Verdict::L4ReuseInTimeWait,
         space: *b.key,
         since: b.episode.since,
-        severity: if unhealed { Severity::Critical } else { Severity::Warning },
-        confidence: if proven { Confidence::High } else { Confidence::Medium },
+        severity: if unhealed {
+            Severity::Critical
+        } else {
+            Severity::Warning
+        },
+        confidence: if proven {
+            Confidence::High
+        } else {
+            Confidence::Medium
+        },
         summary: summary(b, &evidence, is_responder),
         remedy: remedy(b, &evidence, &opened_by, is_responder),
         ruled_out: ruled_out(&evidence, context.thresholds.l4_reuse.min_ports),
@@ -119,14 +127,19 @@ fn remedy(b: &BareAcks<'_>, e: &Evidence, opened_by: &[OpenedBy], is_responder: 
         );
     }
     // The RST that answers each bare ACK clears TIME_WAIT, if it arrives.
-    let rst_lost = if is_responder { e.rsts * 2 < e.refused_syns } else { e.unhealed > e.healed };
+    let rst_lost = if is_responder {
+        e.rsts * 2 < e.refused_syns
+    } else {
+        e.unhealed > e.healed
+    };
     if rst_lost {
         steps.push(
             "the device also drops the RST (or the bare ACK) that would clear TIME_WAIT: let it pass"
                 .to_owned(),
         );
     }
-    steps.push("tcp_fin_timeout does not shorten TIME_WAIT; somaxconn has no part in it".to_owned());
+    steps
+        .push("tcp_fin_timeout does not shorten TIME_WAIT; somaxconn has no part in it".to_owned());
     steps.join("; ")
 }
 
@@ -169,8 +182,15 @@ mod tests {
     /// The arithmetic of the incident behind this project: 14,336 ports per address over 60 s.
     #[test]
     fn ports_over_time_wait_is_the_rate_that_lasts() {
-        let pool = crate::core::finding::Pool { first: 2048, last: 16383, seen: 14_336 };
+        let pool = crate::core::finding::Pool {
+            first: 2048,
+            last: 16383,
+            seen: 14_336,
+        };
         assert_eq!(pool.size(), 14_336);
-        assert_eq!((f64::from(pool.size()) / super::TIME_WAIT_SECONDS).round(), 239.0);
+        assert_eq!(
+            (f64::from(pool.size()) / super::TIME_WAIT_SECONDS).round(),
+            239.0
+        );
     }
 }

@@ -15,12 +15,18 @@ pub fn place(key: &PortSpaceKey) -> String {
 /// A command name as the kernel keeps it: up to the first NUL, odd characters made visible.
 pub fn command(bytes: &[u8; 16]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).escape_debug().to_string()
+    String::from_utf8_lossy(&bytes[..end])
+        .escape_debug()
+        .to_string()
 }
 
 /// `1 SYN`, `2 SYNs`.
 pub fn count(n: u64, one: &str) -> String {
-    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+    if n == 1 {
+        format!("1 {one}")
+    } else {
+        format!("{n} {one}s")
+    }
 }
 
 /// A number of seconds for people: `80 ms`, `1.2 s`, `3.5 min`.

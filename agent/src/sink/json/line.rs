@@ -45,7 +45,11 @@ pub(super) fn evidence(evidence: &Evidence, clock: &WallClock) -> Value {
     // Serialising plain numbers and options cannot fail; `null` would show in every test.
     let mut value = serde_json::to_value(evidence).unwrap_or_default();
     let samples = value.get_mut("samples").and_then(Value::as_array_mut);
-    for sample in samples.into_iter().flatten().filter_map(Value::as_object_mut) {
+    for sample in samples
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+    {
         if let Some(ns) = sample.remove("time_ns").and_then(|ns| ns.as_u64()) {
             sample.insert("time".into(), clock.rfc3339(Moment(ns)).into());
         }

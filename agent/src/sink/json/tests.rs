@@ -9,11 +9,17 @@ fn lines() -> Vec<Value> {
     let (out, text) = fixture::shared();
     let mut json = Json::new(out, WallClock::capture());
     json.ready(fixture::NOW, &fixture::ready()).unwrap();
-    let changes = [Change::Alert(Box::new(fixture::alert())), fixture::look_alike(true)];
+    let changes = [
+        Change::Alert(Box::new(fixture::alert())),
+        fixture::look_alike(true),
+    ];
     json.changes(fixture::NOW, &changes).unwrap();
     json.overview(&fixture::overview()).unwrap();
     json.close().unwrap();
-    text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// Every path of `value`: `a`, `a.b`, `a[].b`.
@@ -21,7 +27,11 @@ fn paths(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let path = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
                 into.insert(path.clone());
                 paths(value, &path, into);
             }
@@ -37,16 +47,22 @@ fn paths(value: &Value, path: &str, into: &mut BTreeSet<String>) {
 
 /// First column of the tables below the heading of a line type.
 fn documented(kind: &str) -> BTreeSet<String> {
-    let section = DOC.split("\n## ").find(|section| section.starts_with(&format!("`{kind}`")));
+    let section = DOC
+        .split("\n## ")
+        .find(|section| section.starts_with(&format!("`{kind}`")));
     let section = section.unwrap_or_else(|| panic!("docs/json.md has no section `{kind}`"));
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
-    rows.map(|row| row.split('`').next().unwrap().to_owned()).collect()
+    rows.map(|row| row.split('`').next().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
 fn documentation_and_code_name_the_same_fields() {
     let lines = lines();
-    let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+    let kinds: Vec<_> = lines
+        .iter()
+        .map(|line| line["type"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, ["ready", "alert", "look_alike", "loss", "summary"]);
     for line in &lines {
         let kind = line["type"].as_str().unwrap();
@@ -58,24 +74,40 @@ fn documentation_and_code_name_the_same_fields() {
         let documented = documented(kind);
         let missing: Vec<_> = written.difference(&documented).collect();
         let stale: Vec<_> = documented.difference(&written).collect();
-        assert!(missing.is_empty(), "docs/json.md lacks fields of `{kind}`: {missing:?}");
-        assert!(stale.is_empty(), "docs/json.md has fields `{kind}` does not: {stale:?}");
+        assert!(
+            missing.is_empty(),
+            "docs/json.md lacks fields of `{kind}`: {missing:?}"
+        );
+        assert!(
+            stale.is_empty(),
+            "docs/json.md has fields `{kind}` does not: {stale:?}"
+        );
     }
 }
 
 #[test]
 fn the_examples_of_the_documentation_are_what_is_written() {
     let lines = lines();
-    let blocks = DOC.split("```json\n").skip(1).map(|b| b.split("```").next().unwrap());
+    let blocks = DOC
+        .split("```json\n")
+        .skip(1)
+        .map(|b| b.split("```").next().unwrap());
     let mut seen = BTreeSet::new();
     for block in blocks {
         let example: Value = serde_json::from_str(block).unwrap();
         let kind = example["type"].as_str().unwrap().to_owned();
-        let line = lines.iter().find(|line| line["type"] == example["type"]).unwrap();
+        let line = lines
+            .iter()
+            .find(|line| line["type"] == example["type"])
+            .unwrap();
         assert_eq!(line, &example, "the example of `{kind}` is\n{line:#}");
         seen.insert(kind);
     }
-    assert_eq!(seen.len(), lines.len(), "every type has an example: {seen:?}");
+    assert_eq!(
+        seen.len(),
+        lines.len(),
+        "every type has an example: {seen:?}"
+    );
 }
 
 #[test]
@@ -88,7 +120,10 @@ fn an_alert_has_what_a_person_or_a_program_needs() {
     assert_eq!(alert["netns"], Value::Null);
     assert_eq!(alert["firing_since"], "2025-11-29T10:29:54.123Z");
     assert_eq!(alert["resolved_at"], Value::Null);
-    assert_eq!(alert["evidence"]["samples"][0]["time"], "2025-11-29T10:30:04.723Z");
+    assert_eq!(
+        alert["evidence"]["samples"][0]["time"],
+        "2025-11-29T10:30:04.723Z"
+    );
     assert_eq!(alert["evidence"]["samples"][0].get("time_ns"), None);
 }
 
@@ -108,11 +143,17 @@ fn a_loss_is_told_when_it_grows_and_only_then() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
         .filter(|line| line["type"] == "loss")
         .collect();
-    let told: Vec<_> = losses.iter().map(|l| (&l["name"], &l["count"], &l["new"])).collect();
+    let told: Vec<_> = losses
+        .iter()
+        .map(|l| (&l["name"], &l["count"], &l["new"]))
+        .collect();
     let name = Value::from("events_lost");
     assert_eq!(
         told,
-        [(&name, &17.into(), &17.into()), (&name, &20.into(), &3.into())],
+        [
+            (&name, &17.into(), &17.into()),
+            (&name, &20.into(), &3.into())
+        ],
         "fragments only describe the traffic"
     );
 }

@@ -110,8 +110,9 @@ pub(crate) fn collect(metric: &Metric, view: &View, emit: &mut dyn FnMut(Number,
         }
         Source::Host(names, get) => get(view, &mut |value, values| {
             let pairs = names.iter().zip(values);
-            let attributes: Vec<_> =
-                pairs.map(|(name, value)| KeyValue::new(*name, (*value).to_owned())).collect();
+            let attributes: Vec<_> = pairs
+                .map(|(name, value)| KeyValue::new(*name, (*value).to_owned()))
+                .collect();
             emit(int(value), &attributes);
         }),
     }
@@ -119,7 +120,9 @@ pub(crate) fn collect(metric: &Metric, view: &View, emit: &mut dyn FnMut(Number,
 
 impl View {
     fn listed(&self) -> impl Iterator<Item = (&SpaceView, &SpaceReport)> {
-        self.spaces.iter().filter_map(|s| Some((s, s.report.as_ref()?)))
+        self.spaces
+            .iter()
+            .filter_map(|s| Some((s, s.report.as_ref()?)))
     }
 }
 
@@ -129,7 +132,10 @@ impl SpaceView {
     }
 
     fn attributes(&self, part: Option<KeyValue>) -> Vec<KeyValue> {
-        space_attributes(&self.key).into_iter().chain(part).collect()
+        space_attributes(&self.key)
+            .into_iter()
+            .chain(part)
+            .collect()
     }
 }
 

@@ -17,7 +17,9 @@ pub fn markdown() -> String {
         };
         let (name, unit, meaning) = (metric.name, metric.unit, metric.description);
         let attributes = attributes(&metric.source);
-        text.push_str(&format!("| `{name}` | {kind} | `{unit}` | {attributes} | {meaning} |\n"));
+        text.push_str(&format!(
+            "| `{name}` | {kind} | `{unit}` | {attributes} | {meaning} |\n"
+        ));
     }
     text.push_str(ATTRIBUTES_HEAD);
     for (name, values, meaning) in METRIC_ATTRIBUTES {
@@ -45,16 +47,19 @@ fn attributes(source: &Source) -> String {
         Source::Total(at, _) => format!("port space{}", points(*at)),
         Source::Totals(name, parts) => {
             let parts = parts.iter();
-            let values: Vec<_> =
-                parts.map(|(value, at, _)| format!("`{value}`{}", points(*at))).collect();
+            let values: Vec<_> = parts
+                .map(|(value, at, _)| format!("`{value}`{}", points(*at)))
+                .collect();
             format!("port space, `{name}`: {}", values.join(", "))
         }
         Source::Level(_) | Source::Ratio(_) => "port space".to_owned(),
         Source::Histogram(at, _) => format!("port space{}, `{}`", points(*at), attribute::LE),
         Source::Host([], _) => "none".to_owned(),
-        Source::Host(names, _) => {
-            names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-        }
+        Source::Host(names, _) => names
+            .iter()
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 
@@ -82,26 +87,90 @@ A *port space* has the first six. All port spaces outside the list of the busies
 ";
 
 pub(super) const METRIC_ATTRIBUTES: &[(&str, &str, &str)] = &[
-    (attribute::CLIENT_ADDRESS, "IP address", "who sends the SYNs"),
+    (
+        attribute::CLIENT_ADDRESS,
+        "IP address",
+        "who sends the SYNs",
+    ),
     (attribute::SERVER_ADDRESS, "IP address", "who gets them"),
     (attribute::SERVER_PORT, "integer", "port of the server"),
-    (attribute::ROLE, "`initiator`, `responder`, `unknown`", "what this host is"),
-    (attribute::POINT, "`socket`, `wire`", "where it was seen: before or after NAT. The same connection is seen at both; do not add them up"),
-    (attribute::NETNS, "integer", "inode of the network namespace; only with point `socket`"),
-    (attribute::AGGREGATE, "`other`", "all port spaces outside the list"),
-    (attribute::OUTCOME, "see `tuplewatch.outcomes`", "what became of an open"),
-    (attribute::FORMER, "see `tuplewatch.bare_acks`", "state of the former connection on the four-tuple"),
-    (attribute::RECOVERY, "`healed`, `unhealed`", "whether an open got through after a bare ACK"),
-    (attribute::DIRECTION, "`receive`, `transmit`", "direction of a segment"),
-    (attribute::LE, "text: a number, `+Inf`", "upper bound of a bucket in seconds"),
+    (
+        attribute::ROLE,
+        "`initiator`, `responder`, `unknown`",
+        "what this host is",
+    ),
+    (
+        attribute::POINT,
+        "`socket`, `wire`",
+        "where it was seen: before or after NAT. The same connection is seen at both; do not add them up",
+    ),
+    (
+        attribute::NETNS,
+        "integer",
+        "inode of the network namespace; only with point `socket`",
+    ),
+    (
+        attribute::AGGREGATE,
+        "`other`",
+        "all port spaces outside the list",
+    ),
+    (
+        attribute::OUTCOME,
+        "see `tuplewatch.outcomes`",
+        "what became of an open",
+    ),
+    (
+        attribute::FORMER,
+        "see `tuplewatch.bare_acks`",
+        "state of the former connection on the four-tuple",
+    ),
+    (
+        attribute::RECOVERY,
+        "`healed`, `unhealed`",
+        "whether an open got through after a bare ACK",
+    ),
+    (
+        attribute::DIRECTION,
+        "`receive`, `transmit`",
+        "direction of a segment",
+    ),
+    (
+        attribute::LE,
+        "text: a number, `+Inf`",
+        "upper bound of a bucket in seconds",
+    ),
     (attribute::SIGNATURE, "`port_exhaustion`", "kind of trouble"),
     (attribute::CAUSE, "`l4_reuse_in_time_wait`", "its cause"),
-    (attribute::SEVERITY, "`info`, `warning`, `critical`", "how bad it is"),
-    (attribute::ALERT_STATE, "`pending`, `firing`", "where an alert is in its life"),
-    (attribute::LOSS, "such as `events_lost`", "what was lost; `docs/json.md` lists them under `globals`"),
-    (attribute::KIND, "such as `fragments`", "what kind of packet"),
-    (attribute::HOOK, "such as `packet`", "a hook of the kernel side"),
-    (attribute::HOOK_STATE, "`ok`, `degraded`, `off`", "whether it works"),
+    (
+        attribute::SEVERITY,
+        "`info`, `warning`, `critical`",
+        "how bad it is",
+    ),
+    (
+        attribute::ALERT_STATE,
+        "`pending`, `firing`",
+        "where an alert is in its life",
+    ),
+    (
+        attribute::LOSS,
+        "such as `events_lost`",
+        "what was lost; `docs/json.md` lists them under `globals`",
+    ),
+    (
+        attribute::KIND,
+        "such as `fragments`",
+        "what kind of packet",
+    ),
+    (
+        attribute::HOOK,
+        "such as `packet`",
+        "a hook of the kernel side",
+    ),
+    (
+        attribute::HOOK_STATE,
+        "`ok`, `degraded`, `off`",
+        "whether it works",
+    ),
     (attribute::SIGNAL, "`metrics`, `logs`", "an OTLP signal"),
     (attribute::VERSION, "text", "version of the agent"),
 ];
@@ -170,8 +239,10 @@ mod tests {
                 exported.extend(attributes.iter().map(|a| a.key.to_string()));
             });
         }
-        let documented: BTreeSet<_> =
-            METRIC_ATTRIBUTES.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        let documented: BTreeSet<_> = METRIC_ATTRIBUTES
+            .iter()
+            .map(|(name, ..)| (*name).to_owned())
+            .collect();
         assert_eq!(exported, documented);
         assert!(!exported.iter().any(|name| name.contains("client.port")));
     }
@@ -183,11 +254,24 @@ mod tests {
             let name = metric.name;
             assert!(names.insert(name), "{name} is there twice");
             assert!(name.starts_with("tuplewatch."), "{name}");
-            assert!(!name.ends_with("_total") && !name.contains("second"), "{name}");
-            assert!(name.chars().all(|c| c.is_ascii_lowercase() || "._".contains(c)), "{name}");
+            assert!(
+                !name.ends_with("_total") && !name.contains("second"),
+                "{name}"
+            );
+            assert!(
+                name.chars()
+                    .all(|c| c.is_ascii_lowercase() || "._".contains(c)),
+                "{name}"
+            );
             let parent = format!("{name}.");
-            assert!(!METRICS.iter().any(|m| m.name.starts_with(&parent)), "{name} is a namespace too");
-            assert!(metric.description.ends_with('.') || metric.description.ends_with(')'), "{name}");
+            assert!(
+                !METRICS.iter().any(|m| m.name.starts_with(&parent)),
+                "{name} is a namespace too"
+            );
+            assert!(
+                metric.description.ends_with('.') || metric.description.ends_with(')'),
+                "{name}"
+            );
         }
     }
 
@@ -195,9 +279,15 @@ mod tests {
     fn port_spaces_have_only_what_their_point_can_see() {
         let view: View = crate::sink::fixture::view();
         let mut points = BTreeSet::new();
-        let metric = METRICS.iter().find(|m| m.name == "tuplewatch.reuse_interval").unwrap();
+        let metric = METRICS
+            .iter()
+            .find(|m| m.name == "tuplewatch.reuse_interval")
+            .unwrap();
         collect(metric, &view, &mut |_, attributes| {
-            points.extend(attributes.iter().filter(|a| a.key.as_str() == attribute::POINT).cloned().map(|a| a.value.to_string()));
+            let point = attributes
+                .iter()
+                .filter(|a| a.key.as_str() == attribute::POINT);
+            points.extend(point.map(|a| a.value.to_string()));
         });
         assert_eq!(points, BTreeSet::from(["wire".to_owned()]));
     }

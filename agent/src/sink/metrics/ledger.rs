@@ -81,7 +81,9 @@ impl Ledger {
     /// Takes what the core says.
     pub(crate) fn update(&mut self, overview: &Overview) {
         if std::mem::take(&mut self.exported) {
-            self.spaces.values_mut().for_each(|entry| entry.fresh = false);
+            self.spaces
+                .values_mut()
+                .for_each(|entry| entry.fresh = false);
         }
         let before = self.overviews;
         self.overviews += 1;
@@ -91,7 +93,9 @@ impl Ledger {
         }
         let mut grown: Counters = std::array::from_fn(|i| all[i].saturating_sub(self.all[i]));
         self.all = all;
-        self.spaces.values_mut().for_each(|entry| entry.report = None);
+        self.spaces
+            .values_mut()
+            .for_each(|entry| entry.report = None);
 
         let mut entering = Vec::new();
         for space in &overview.spaces {
@@ -128,7 +132,10 @@ impl Ledger {
     fn forget(&mut self) {
         while self.spaces.len() > REMEMBERED {
             let idle = self.spaces.iter().filter(|(_, entry)| !entry.fresh);
-            let Some(key) = idle.min_by_key(|(_, entry)| entry.listed).map(|(key, _)| *key) else {
+            let Some(key) = idle
+                .min_by_key(|(_, entry)| entry.listed)
+                .map(|(key, _)| *key)
+            else {
                 return;
             };
             self.spaces.remove(&key);
@@ -165,7 +172,11 @@ impl Entry {
         let histograms = histograms(space);
         Self {
             told: [0; COUNTERS],
-            told_histograms: if known_before { histograms } else { [[0; BUCKETS]; Which::COUNT] },
+            told_histograms: if known_before {
+                histograms
+            } else {
+                [[0; BUCKETS]; Which::COUNT]
+            },
             value: [0; COUNTERS],
             histograms: [[0; BUCKETS]; Which::COUNT],
             listed: 0,
@@ -192,7 +203,13 @@ impl Entry {
 /// How much counters grew; one that went back was forgotten by the core and counts anew.
 fn growth<const N: usize>(now: &[u64; N], before: &[u64; N]) -> [u64; N] {
     let forgotten = now.iter().zip(before).any(|(now, before)| now < before);
-    std::array::from_fn(|i| if forgotten { now[i] } else { now[i] - before[i] })
+    std::array::from_fn(|i| {
+        if forgotten {
+            now[i]
+        } else {
+            now[i] - before[i]
+        }
+    })
 }
 
 fn add<const N: usize>(to: &mut [u64; N], more: &[u64; N]) {

@@ -72,7 +72,10 @@ pub const METRICS: &[Metric] = &[
         description: "Opens that met a bare ACK: those that got through later, and those that met it twice or were never answered.",
         source: Totals(
             attribute::RECOVERY,
-            &[("healed", Wire, |t| t.healed), ("unhealed", Wire, |t| t.unhealed)],
+            &[
+                ("healed", Wire, |t| t.healed),
+                ("unhealed", Wire, |t| t.unhealed),
+            ],
         ),
     },
     Metric {
@@ -203,11 +206,14 @@ pub const METRICS: &[Metric] = &[
             ],
             |view, emit| {
                 for verdict in Verdict::ALL {
-                    let Some(signature) = verdict.signature() else { continue };
+                    let Some(signature) = verdict.signature() else {
+                        continue;
+                    };
                     for severity in [Severity::Info, Severity::Warning, Severity::Critical] {
                         for state in [State::Pending, State::Firing] {
                             let alerts = view.alerts.iter();
-                            let count = alerts.filter(|a| **a == (verdict, severity, state)).count();
+                            let count =
+                                alerts.filter(|a| **a == (verdict, severity, state)).count();
                             let names = [signature, verdict.name(), severity.name(), state.name()];
                             emit(count as u64, &names);
                         }

@@ -29,7 +29,10 @@ pub(super) fn resource(version: &'static str) -> Resource {
         .with_detector(Box::new(TelemetryResourceDetector))
         .with_attributes(attributes)
         .with_detector(Box::new(EnvResourceDetector::new()));
-    if let Some(name) = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty()) {
+    if let Some(name) = std::env::var("OTEL_SERVICE_NAME")
+        .ok()
+        .filter(|name| !name.is_empty())
+    {
         builder = builder.with_service_name(name);
     }
     builder.build()
@@ -38,7 +41,9 @@ pub(super) fn resource(version: &'static str) -> Resource {
 /// See machine-id(5).
 fn machine_id() -> Option<String> {
     let paths = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
-    let texts = paths.into_iter().filter_map(|path| fs::read_to_string(path).ok());
+    let texts = paths
+        .into_iter()
+        .filter_map(|path| fs::read_to_string(path).ok());
     let mut ids = texts.map(|text| text.trim().to_owned());
     ids.find(|id| id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit()))
 }
@@ -66,9 +71,19 @@ mod tests {
         assert_eq!(get("service.version").as_deref(), Some("1.2.3"));
         assert_eq!(get("telemetry.sdk.language").as_deref(), Some("rust"));
         assert_eq!(get("os.type").as_deref(), Some("linux"));
-        for key in ["service.name", "service.instance.id", "host.name", "host.arch"] {
+        for key in [
+            "service.name",
+            "service.instance.id",
+            "host.name",
+            "host.arch",
+        ] {
             assert!(get(key).is_some_and(|value| !value.is_empty()), "{key}");
         }
-        assert_eq!(get("service.instance.id"), self::resource("1").get(&Key::new("service.instance.id")).map(|v| v.to_string()));
+        assert_eq!(
+            get("service.instance.id"),
+            self::resource("1")
+                .get(&Key::new("service.instance.id"))
+                .map(|v| v.to_string())
+        );
     }
 }

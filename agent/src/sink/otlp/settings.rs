@@ -37,7 +37,9 @@ impl FromStr for Protocol {
         match text {
             "grpc" => Ok(Self::Grpc),
             "http/protobuf" => Ok(Self::HttpProtobuf),
-            _ => Err(format!("`{text}` is not a protocol; there are grpc and http/protobuf")),
+            _ => Err(format!(
+                "`{text}` is not a protocol; there are grpc and http/protobuf"
+            )),
         }
     }
 }
@@ -140,7 +142,13 @@ impl Settings {
         // An empty variable is as good as none (OpenTelemetry specification).
         let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
         let disabled = env("OTEL_SDK_DISABLED").is_some_and(|v| v.eq_ignore_ascii_case("true"));
-        let target = |signal| if disabled { Ok(None) } else { target(signal, config, &env) };
+        let target = |signal| {
+            if disabled {
+                Ok(None)
+            } else {
+                target(signal, config, &env)
+            }
+        };
         Ok(Self {
             metrics: target(Signal::Metrics)?,
             logs: target(Signal::Logs)?,
@@ -153,7 +161,10 @@ impl Settings {
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn wrong<T>(name: impl Into<String>, problem: impl Into<String>) -> Result<T, OtlpError> {
-    Err(OtlpError::Setting { name: name.into(), problem: problem.into() })
+    Err(OtlpError::Setting {
+        name: name.into(),
+        problem: problem.into(),
+    })
 }
 
 fn target(signal: Signal, config: &OtlpConfig, env: Env) -> Result<Option<Target>, OtlpError> {
@@ -166,12 +177,16 @@ fn target(signal: Signal, config: &OtlpConfig, env: Env) -> Result<Option<Target
     // The more special variable first.
     let either = |what: &str| {
         let names = [signal.variable(what), format!("OTEL_EXPORTER_OTLP_{what}")];
-        names.into_iter().find_map(|name| env(&name).map(|value| (name, value)))
+        names
+            .into_iter()
+            .find_map(|name| env(&name).map(|value| (name, value)))
     };
     let base = config.endpoint.as_ref().map(|value| (value.clone(), true));
     let own = env(&signal.variable("ENDPOINT")).map(|value| (value, false));
     let general = env("OTEL_EXPORTER_OTLP_ENDPOINT").map(|value| (value, true));
-    let Some((endpoint, is_base)) = base.or(own).or(general) else { return Ok(None) };
+    let Some((endpoint, is_base)) = base.or(own).or(general) else {
+        return Ok(None);
+    };
     let endpoint = endpoint.trim().to_owned();
 
     let protocol = match (config.protocol, either("PROTOCOL")) {
@@ -186,7 +201,8 @@ fn target(signal: Signal, config: &OtlpConfig, env: Env) -> Result<Option<Target
     };
     let has_scheme = endpoint.contains("://");
     if protocol == Protocol::HttpProtobuf && !has_scheme {
-        let problem = format!("`{endpoint}` is not a URL; write http://{endpoint} or https://{endpoint}");
+        let problem =
+            format!("`{endpoint}` is not a URL; write http://{endpoint} or https://{endpoint}");
         return wrong(format!("OTLP endpoint for {}", signal.name()), problem);
     }
     let endpoint = match protocol {
@@ -233,9 +249,10 @@ fn temporality(config: &OtlpConfig, env: Env) -> Result<Temporality, OtlpError> 
         None | Some("cumulative") => Ok(Temporality::Cumulative),
         Some("delta") => Ok(Temporality::Delta),
         Some("lowmemory") => Ok(Temporality::LowMemory),
-        Some(other) => {
-            wrong(NAME, format!("`{other}` is none of cumulative, delta and lowmemory"))
-        }
+        Some(other) => wrong(
+            NAME,
+            format!("`{other}` is none of cumulative, delta and lowmemory"),
+        ),
     }
 }
 
@@ -252,7 +269,10 @@ mod tests {
 
     fn endpoints(config: &OtlpConfig, env: &[(&str, &str)]) -> (Option<String>, Option<String>) {
         let settings = resolve(config, env).unwrap();
-        (settings.metrics.map(|t| t.endpoint), settings.logs.map(|t| t.endpoint))
+        (
+            settings.metrics.map(|t| t.endpoint),
+            settings.logs.map(|t| t.endpoint),
+        )
     }
 
     fn some(text: &str) -> Option<String> {
@@ -265,10 +285,19 @@ mod tests {
     fn nothing_is_sent_unless_an_endpoint_is_set() {
         let none = OtlpConfig::default();
         assert_eq!(endpoints(&none, &[]), (None, None));
-        assert_eq!(endpoints(&none, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), (None, None));
-        assert_eq!(endpoints(&none, &[GENERAL, ("OTEL_SDK_DISABLED", "True")]), (None, None));
+        assert_eq!(
+            endpoints(&none, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]),
+            (None, None)
+        );
+        assert_eq!(
+            endpoints(&none, &[GENERAL, ("OTEL_SDK_DISABLED", "True")]),
+            (None, None)
+        );
         let no_logs = [GENERAL, ("OTEL_LOGS_EXPORTER", "none")];
-        assert_eq!(endpoints(&none, &no_logs), (some("http://a:4318/v1/metrics"), None));
+        assert_eq!(
+            endpoints(&none, &no_logs),
+            (some("http://a:4318/v1/metrics"), None)
+        );
     }
 
     #[test]
@@ -278,7 +307,10 @@ mod tests {
         let expected = (some("http://a:4318/v1/metrics"), some("http://b/logs"));
         assert_eq!(endpoints(&none, &[GENERAL, own]), expected);
         assert_eq!(endpoints(&none, &[own]), (None, some("http://b/logs")));
-        let option = OtlpConfig { endpoint: some("http://c"), ..none };
+        let option = OtlpConfig {
+            endpoint: some("http://c"),
+            ..none
+        };
         let expected = (some("http://c/v1/metrics"), some("http://c/v1/logs"));
         assert_eq!(endpoints(&option, &[GENERAL, own]), expected);
     }
@@ -290,10 +322,16 @@ mod tests {
             let target = settings.metrics.unwrap();
             (target.protocol, target.endpoint)
         };
-        let http = (Protocol::HttpProtobuf, "http://a:4318/v1/metrics".to_owned());
+        let http = (
+            Protocol::HttpProtobuf,
+            "http://a:4318/v1/metrics".to_owned(),
+        );
         assert_eq!(protocol(&[GENERAL]), http);
         let grpc = (Protocol::Grpc, "http://a:4318/".to_owned());
-        assert_eq!(protocol(&[GENERAL, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]), grpc);
+        assert_eq!(
+            protocol(&[GENERAL, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]),
+            grpc
+        );
         let mixed = [
             GENERAL,
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
@@ -316,8 +354,11 @@ mod tests {
             let error = resolve(&OtlpConfig::default(), &[GENERAL, (name, value)]).unwrap_err();
             assert!(error.to_string().starts_with(name), "{error}");
         }
-        let error =
-            resolve(&OtlpConfig::default(), &[("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318")]).unwrap_err();
+        let error = resolve(
+            &OtlpConfig::default(),
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318")],
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("http://a:4318"), "{error}");
     }
 

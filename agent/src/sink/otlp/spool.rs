@@ -75,7 +75,10 @@ impl<E: LogExporter + 'static> Spool<E> {
         let sender = Arc::clone(&shared);
         let thread = thread::Builder::new().name("otlp-alerts".to_owned());
         let sender = thread.spawn(move || sender.run())?;
-        Ok(Self { shared, sender: Mutex::new(Some(sender)) })
+        Ok(Self {
+            shared,
+            sender: Mutex::new(Some(sender)),
+        })
     }
 }
 
@@ -88,7 +91,10 @@ impl<E: LogExporter> Shared<E> {
     fn run(&self) {
         let mut backoff = BACKOFF.0;
         while let Some(batch) = self.next() {
-            let refs: Vec<_> = batch.iter().map(|(record, scope)| (record, scope)).collect();
+            let refs: Vec<_> = batch
+                .iter()
+                .map(|(record, scope)| (record, scope))
+                .collect();
             let result = {
                 let exporter = lock(&self.exporter);
                 futures_executor::block_on(exporter.export(LogBatch::new(&refs)))
@@ -99,7 +105,10 @@ impl<E: LogExporter> Shared<E> {
                 Ok(()) => {
                     backoff = BACKOFF.0;
                     if std::mem::take(&mut queue.away) {
-                        info!(waiting = queue.records.len(), "the OTLP receiver takes alerts again");
+                        info!(
+                            waiting = queue.records.len(),
+                            "the OTLP receiver takes alerts again"
+                        );
                     }
                     self.note(&queue);
                 }
@@ -113,7 +122,10 @@ impl<E: LogExporter> Shared<E> {
                         let waiting = queue.records.len();
                         warn!(%error, waiting, "the OTLP receiver does not take alerts; they are kept");
                     }
-                    if queue.closing.is_some_and(|end| Instant::now() + backoff >= end) {
+                    if queue
+                        .closing
+                        .is_some_and(|end| Instant::now() + backoff >= end)
+                    {
                         break;
                     }
                     self.changed.notify_all();
@@ -125,7 +137,10 @@ impl<E: LogExporter> Shared<E> {
         }
         let lost = lock(&self.queue).records.len();
         if lost > 0 {
-            error!(lost, "the agent ends, and the OTLP receiver did not take these log records");
+            error!(
+                lost,
+                "the agent ends, and the OTLP receiver did not take these log records"
+            );
         }
         let _ = lock(&self.exporter).shutdown();
     }
@@ -137,7 +152,10 @@ impl<E: LogExporter> Shared<E> {
             if queue.closing.is_some() {
                 return None;
             }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self
+                .changed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         let size = queue.records.len().min(BATCH);
         queue.in_flight = size;
@@ -149,7 +167,9 @@ impl<E: LogExporter> Shared<E> {
         let end = Instant::now() + time;
         let was_closing = queue.closing.is_some();
         while queue.closing.is_some() == was_closing {
-            let Some(left) = end.checked_duration_since(Instant::now()) else { return };
+            let Some(left) = end.checked_duration_since(Instant::now()) else {
+                return;
+            };
             let waited = self.changed.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -161,7 +181,9 @@ impl<E: LogExporter> Shared<E> {
         let excess = excess.min(queue.records.len());
         if excess > 0 {
             queue.records.drain(..excess);
-            self.counts.dropped.fetch_add(excess as u64, Ordering::Relaxed);
+            self.counts
+                .dropped
+                .fetch_add(excess as u64, Ordering::Relaxed);
         }
         self.note(queue);
     }
@@ -189,7 +211,9 @@ impl<E: LogExporter + 'static> LogProcessor for Spool<E> {
         let end = Instant::now() + Duration::from_secs(5);
         while !queue.records.is_empty() || queue.in_flight > 0 {
             if queue.away {
-                return Err(OTelSdkError::InternalFailure("the receiver is away".to_owned()));
+                return Err(OTelSdkError::InternalFailure(
+                    "the receiver is away".to_owned(),
+                ));
             }
             let Some(left) = end.checked_duration_since(Instant::now()) else {
                 return Err(OTelSdkError::Timeout(Duration::from_secs(5)));
@@ -202,9 +226,13 @@ impl<E: LogExporter + 'static> LogProcessor for Spool<E> {
 
     /// Tries to send everything until `timeout`.
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        lock(&self.shared.queue).closing.get_or_insert(Instant::now() + timeout);
+        lock(&self.shared.queue)
+            .closing
+            .get_or_insert(Instant::now() + timeout);
         self.shared.changed.notify_all();
-        let Some(sender) = lock(&self.sender).take() else { return Ok(()) };
+        let Some(sender) = lock(&self.sender).take() else {
+            return Ok(());
+        };
         // One request may take longer; the process need not wait for it.
         let end = Instant::now() + timeout + Duration::from_secs(1);
         while !sender.is_finished() {
@@ -216,7 +244,9 @@ impl<E: LogExporter + 'static> LogProcessor for Spool<E> {
         let _ = sender.join();
         match lock(&self.shared.queue).records.len() {
             0 => Ok(()),
-            n => Err(OTelSdkError::InternalFailure(format!("{n} log records were not sent"))),
+            n => Err(OTelSdkError::InternalFailure(format!(
+                "{n} log records were not sent"
+            ))),
         }
     }
 

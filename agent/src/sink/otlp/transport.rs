@@ -33,7 +33,9 @@ pub(super) fn metrics(
     let patient = temporality == Temporality::Delta;
     let policy = if patient {
         let long = Duration::from_secs(5);
-        RetryPolicy::recommended().with_max_retries(1000).with_max_delay(long)
+        RetryPolicy::recommended()
+            .with_max_retries(1000)
+            .with_max_delay(long)
     } else {
         RetryPolicy::recommended()
     };
@@ -67,19 +69,27 @@ pub(super) fn metrics(
 pub(super) fn logs(target: &Target) -> Result<LogExporter, OtlpError> {
     let once = RetryPolicy::disabled();
     let built = match target.protocol {
-        Protocol::Grpc => {
-            grpc(LogExporter::builder().with_tonic().with_retry_policy(once), target)?.build()
-        }
-        Protocol::HttpProtobuf => {
-            http(LogExporter::builder().with_http().with_retry_policy(once), target)?.build()
-        }
+        Protocol::Grpc => grpc(
+            LogExporter::builder().with_tonic().with_retry_policy(once),
+            target,
+        )?
+        .build(),
+        Protocol::HttpProtobuf => http(
+            LogExporter::builder().with_http().with_retry_policy(once),
+            target,
+        )?
+        .build(),
     };
     built.map_err(|error| refused(target, &error))
 }
 
 fn refused(target: &Target, error: &dyn std::error::Error) -> OtlpError {
     let (signal, endpoint) = (target.signal.name(), target.endpoint.clone());
-    OtlpError::Exporter { signal, endpoint, problem: error.to_string() }
+    OtlpError::Exporter {
+        signal,
+        endpoint,
+        problem: error.to_string(),
+    }
 }
 
 fn grpc<B: WithExportConfig + WithTonicConfig>(
@@ -87,7 +97,9 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
     target: &Target,
 ) -> Result<B, OtlpError> {
     let metadata = MetadataMap::from_headers(headers(target)?);
-    let builder = builder.with_endpoint(&target.endpoint).with_metadata(metadata);
+    let builder = builder
+        .with_endpoint(&target.endpoint)
+        .with_metadata(metadata);
     if target.endpoint.starts_with("http://") {
         return Ok(builder);
     }
@@ -97,7 +109,7 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
         Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
         None => tls.with_enabled_roots(),
     };
-    if let Some((certificate, key)) = identity(target)? {
+    if let Some(Pair { certificate, key }) = identity(target)? {
         tls = tls.identity(Identity::from_pem(certificate, key));
     }
     Ok(builder.with_tls_config(tls))
@@ -107,7 +119,9 @@ fn http<B: WithExportConfig + WithHttpConfig>(builder: B, target: &Target) -> Re
     // The crate leaves out what it cannot send without a word.
     headers(target)?;
     let headers: HashMap<_, _> = target.headers.iter().cloned().collect();
-    let builder = builder.with_endpoint(&target.endpoint).with_headers(headers);
+    let builder = builder
+        .with_endpoint(&target.endpoint)
+        .with_headers(headers);
     let (root, identity) = (read(&target.certificate)?, identity(target)?);
     if root.is_none() && identity.is_none() {
         return Ok(builder);
@@ -118,20 +132,25 @@ fn http<B: WithExportConfig + WithHttpConfig>(builder: B, target: &Target) -> Re
         let roots = reqwest::Certificate::from_pem_bundle(&pem).map_err(wrong)?;
         client = client.tls_certs_only(roots);
     }
-    if let Some((certificate, key)) = identity {
+    if let Some(Pair { certificate, key }) = identity {
         let pem = [key, certificate].concat();
         client = client.identity(reqwest::Identity::from_pem(&pem).map_err(wrong)?);
     }
     // A blocking client must not be made on a thread of the runtime.
     let client = std::thread::scope(|scope| scope.spawn(|| client.build()).join());
-    let client = client.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(wrong)?;
+    let client = client
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        .map_err(wrong)?;
     Ok(builder.with_http_client(client))
 }
 
 fn headers(target: &Target) -> Result<HeaderMap, OtlpError> {
     let mut map = HeaderMap::new();
     for (name, value) in &target.headers {
-        let pair = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value));
+        let pair = (
+            HeaderName::from_bytes(name.as_bytes()),
+            HeaderValue::from_str(value),
+        );
         let (Ok(name), Ok(value)) = pair else {
             let problem = format!("`{name}` is not a header with a value of visible characters");
             let name = format!("OTLP header for {}", target.signal.name());
@@ -144,8 +163,14 @@ fn headers(target: &Target) -> Result<HeaderMap, OtlpError> {
 
 /// Reads a file in PEM. One without any would be taken for an empty list of authorities.
 fn read(file: &Option<(String, PathBuf)>) -> Result<Option<Vec<u8>>, OtlpError> {
-    let Some((name, path)) = file else { return Ok(None) };
-    let wrong = |error| OtlpError::File { name: name.clone(), path: path.clone(), error };
+    let Some((name, path)) = file else {
+        return Ok(None);
+    };
+    let wrong = |error| OtlpError::File {
+        name: name.clone(),
+        path: path.clone(),
+        error,
+    };
     let bytes = fs::read(path).map_err(wrong)?;
     if !String::from_utf8_lossy(&bytes).contains("-----BEGIN ") {
         let problem = "it holds no certificate or key in PEM";
@@ -154,11 +179,17 @@ fn read(file: &Option<(String, PathBuf)>) -> Result<Option<Vec<u8>>, OtlpError> 
     Ok(Some(bytes))
 }
 
+/// Who we are, in PEM.
+struct Pair {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
 /// Certificate and key of this agent; one without the other is an error.
-fn identity(target: &Target) -> Result<Option<(Vec<u8>, Vec<u8>)>, OtlpError> {
+fn identity(target: &Target) -> Result<Option<Pair>, OtlpError> {
     let pair = (read(&target.client_certificate)?, read(&target.client_key)?);
     match pair {
-        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (Some(certificate), Some(key)) => Ok(Some(Pair { certificate, key })),
         (None, None) => Ok(None),
         _ => Err(OtlpError::Setting {
             name: "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE".to_owned(),
@@ -194,18 +225,38 @@ mod tests {
     fn wrong_files_and_headers_are_told_for_both_protocols() {
         for protocol in [Protocol::Grpc, Protocol::HttpProtobuf] {
             let file = |path: &str| Some(("VARIABLE".to_owned(), PathBuf::from(path)));
-            let missing = Target { certificate: file("/no/such/file"), ..target(protocol) };
+            let missing = Target {
+                certificate: file("/no/such/file"),
+                ..target(protocol)
+            };
             assert!(error(&missing).starts_with("VARIABLE: cannot read /no/such/file: "));
-            let no_pem = Target { certificate: file("/proc/self/stat"), ..target(protocol) };
+            let no_pem = Target {
+                certificate: file("/proc/self/stat"),
+                ..target(protocol)
+            };
             assert!(error(&no_pem).contains("no certificate or key in PEM"));
             let headers = vec![("x-key".to_owned(), "a\nb".to_owned())];
-            let header = Target { headers, ..target(protocol) };
-            assert!(error(&header).contains("`x-key` is not a header"), "{}", error(&header));
+            let header = Target {
+                headers,
+                ..target(protocol)
+            };
+            assert!(
+                error(&header).contains("`x-key` is not a header"),
+                "{}",
+                error(&header)
+            );
             let pem = tempfile::NamedTempFile::new().unwrap();
             fs::write(pem.path(), "-----BEGIN CERTIFICATE-----").unwrap();
             let path = pem.path().to_str().unwrap();
-            let half = Target { client_certificate: file(path), ..target(protocol) };
-            assert!(error(&half).contains("OTEL_EXPORTER_OTLP_CLIENT_KEY"), "{}", error(&half));
+            let half = Target {
+                client_certificate: file(path),
+                ..target(protocol)
+            };
+            assert!(
+                error(&half).contains("OTEL_EXPORTER_OTLP_CLIENT_KEY"),
+                "{}",
+                error(&half)
+            );
         }
     }
 }

@@ -56,7 +56,11 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
         State::Pending => ("PENDING", Paint::Dim),
         State::Firing => severity(finding.severity),
     };
-    block.head(head, &what, &format!("{state}{}", format.day_time(alert.at)));
+    block.head(
+        head,
+        &what,
+        &format!("{state}{}", format.day_time(alert.at)),
+    );
     block.text(&place(&finding.space));
     match (alert.state, told) {
         (State::Pending, _) => {
@@ -66,7 +70,10 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
         (State::Resolved, _) => {
             let began = alert.firing_since.unwrap_or(alert.pending_since);
             let lasted = duration(alert.at.since(began));
-            block.field("Lasted", &format!("{lasted}, from {}", format.day_time(began)));
+            block.field(
+                "Lasted",
+                &format!("{lasted}, from {}", format.day_time(began)),
+            );
             figures(&mut block, &finding.evidence);
         }
         (State::Firing, Told::Before) => {
@@ -91,7 +98,11 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
 pub(super) fn look_alike(format: &Format, finding: &Finding, ended: bool, at: String) -> String {
     let mut block = Block::new(format);
     let state = if ended { "ended" } else { "no alert" };
-    block.head(("LOOK-ALIKE", Paint::Dim), finding.verdict.name(), &format!("{state}, {at}"));
+    block.head(
+        ("LOOK-ALIKE", Paint::Dim),
+        finding.verdict.name(),
+        &format!("{state}, {at}"),
+    );
     block.text(&place(&finding.space));
     if !ended {
         block.text(&finding.summary);
@@ -153,17 +164,26 @@ fn refused(e: &Evidence) -> String {
 
 fn list(parts: &[(u64, &str)]) -> String {
     let told = parts.iter().filter(|(n, _)| *n > 0);
-    told.map(|(n, what)| format!("{} {what}", count(*n))).collect::<Vec<_>>().join(", ")
+    told.map(|(n, what)| format!("{} {what}", count(*n)))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn figures(block: &mut Block, e: &Evidence) {
     let former = list(&[
-        (e.refused_after_close, "after the former connection was closed"),
+        (
+            e.refused_after_close,
+            "after the former connection was closed",
+        ),
         (e.refused_while_open, "while it was open"),
         (e.refused_half_open, "while it was half open"),
         (e.refused_unknown, "with an unknown former connection"),
     ]);
-    let former = if former.is_empty() { former } else { format!(": {former}") };
+    let former = if former.is_empty() {
+        former
+    } else {
+        format!(": {former}")
+    };
     block.field("Refused", &format!("{}{former}", refused(e)));
     let outcome = list(&[
         (e.healed, "got through later"),
@@ -178,18 +198,30 @@ fn figures(block: &mut Block, e: &Evidence) {
     if !outcome.is_empty() {
         block.field("Outcome", &outcome);
     }
-    let mut ports = format!("{} refused", counted(e.refused_ports.into(), "port", "ports"));
+    let mut ports = format!(
+        "{} refused",
+        counted(e.refused_ports.into(), "port", "ports")
+    );
     ports.push_str(&format!(", {} seen", count(e.ports_seen)));
     if let Some(pool) = e.pool {
         let size = count(pool.size());
-        ports.push_str(&format!(" of the pool {}-{} ({size})", pool.first, pool.last));
+        ports.push_str(&format!(
+            " of the pool {}-{} ({size})",
+            pool.first, pool.last
+        ));
     }
     block.field("Ports", &ports);
     let (held, peak) = (count(e.time_wait), count(e.time_wait_peak));
-    block.field("Sockets", &format!("{held} in TIME_WAIT (peak {peak}), {} in use", e.in_use));
+    block.field(
+        "Sockets",
+        &format!("{held} in TIME_WAIT (peak {peak}), {} in use", e.in_use),
+    );
     if let (Some(min), Some(max)) = (e.reuse_interval_min_seconds, e.reuse_interval_max_seconds) {
         let (min, max) = (seconds(min), seconds(max));
-        block.field("Reuse", &format!("{min} to {max} after the end of the former connection"));
+        block.field(
+            "Reuse",
+            &format!("{min} to {max} after the end of the former connection"),
+        );
     }
     let (rate, window) = (number(e.opens_per_second), seconds(e.window_seconds));
     let (refused, opens) = (count(e.window_refused), count(e.window_opens));
@@ -209,7 +241,12 @@ fn reasons(block: &mut Block, finding: &Finding) {
 fn opened_by(block: &mut Block, openers: &[OpenedBy]) {
     for o in openers {
         let rate = number(o.opens_per_second);
-        let mut text = format!("{}[{}] {rate}/s, {} in all", o.command, o.pid, count(o.opens));
+        let mut text = format!(
+            "{}[{}] {rate}/s, {} in all",
+            o.command,
+            o.pid,
+            count(o.opens)
+        );
         if let Some(lifetime) = o.lifetime_seconds {
             text.push_str(&format!(", each for {}", seconds(lifetime)));
         }
@@ -227,7 +264,10 @@ struct Block<'a> {
 
 impl<'a> Block<'a> {
     const fn new(format: &'a Format<'a>) -> Self {
-        Self { format, out: String::new() }
+        Self {
+            format,
+            out: String::new(),
+        }
     }
 
     fn head(&mut self, (word, paint): (&str, Paint), what: &str, rest: &str) {
@@ -272,88 +312,4 @@ impl<'a> Block<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        core::time::Moment,
-        sink::fixture,
-    };
-
-    fn format(clock: &WallClock, width: usize) -> Format<'_> {
-        Format { clock, style: Style::plain(), width }
-    }
-
-    #[test]
-    fn a_new_alert_says_what_where_since_when_why_who_and_what_to_do() {
-        let clock = WallClock::capture();
-        let text = alert(&format(&clock, 100), &fixture::alert(), Told::No);
-        let expected = "\
-CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 UTC
-  198.51.100.7 → 203.0.113.10:443, seen on the wire, as the one who accepts the connections
-  198.51.100.7 reuses source ports to 203.0.113.10:443 while they are in TIME_WAIT
-  Since       2025-11-29 10:29:53 UTC (12 s ago), firing since 10:29:54 UTC
-  Refused     42 SYNs of 5,210 opens met a bare ACK (0.8 %): 40 after the former connection was
-              closed, 1 while it was open, 1 while it was half open
-  Outcome     33 got through later, 9 did not get through, 2 unanswered in the end, 12 reused
-              four-tuples accepted at once, 30 RSTs in answer, 36 SYNs sent again, 1 late duplicate
-              SYNs
-  Ports       39 ports refused, 200 seen of the pool 2048-2247 (200)
-  Sockets     187 in TIME_WAIT (peak 200), 4 in use
-  Reuse       1 s to 58 s after the end of the former connection
-  Now         86.8 opens/s; 42 of 5,210 opens refused in the last 1 min
-  Confidence  high
-  Not         half_open_reconnect: 40 of 42 former connections were closed
-  Opened by   curl[4711] 80.2/s, 4,815 in all, each for 80 ms, in /system.slice/batch.service
-  Do          curl[4711] opens 80 connections/s of 80 ms each: reuse connections
-  Alert       l4_reuse_in_time_wait/wire/responder/198.51.100.7/203.0.113.10:443
-
-";
-        assert_eq!(text, expected);
-    }
-
-    #[test]
-    fn a_repeated_alert_has_the_figures_only() {
-        let clock = WallClock::capture();
-        let text = alert(&format(&clock, 100), &fixture::alert(), Told::Before);
-        assert!(text.contains("still firing"));
-        assert!(text.contains("Refused"));
-        assert!(!text.contains("Confidence") && !text.contains("  Do "), "{text}");
-    }
-
-    #[test]
-    fn a_resolved_alert_says_how_long_it_lasted() {
-        let clock = WallClock::capture();
-        let mut resolved = fixture::alert();
-        resolved.state = State::Resolved;
-        resolved.at = Moment(fixture::NOW.0 + 125_000_000_000);
-        resolved.resolved_at = Some(resolved.at);
-        let text = alert(&format(&clock, 100), &resolved, Told::Before);
-        let head = "RESOLVED  port_exhaustion / l4_reuse_in_time_wait  2025-11-29 10:32:10 UTC\n";
-        assert!(text.starts_with(head), "{text}");
-        assert!(text.contains("Lasted      2 min 16 s, from 2025-11-29 10:29:54 UTC"), "{text}");
-    }
-
-    #[test]
-    fn lines_fit_the_width_and_carry_no_control_characters() {
-        let clock = WallClock::capture();
-        let mut evil = fixture::alert();
-        evil.finding.opened_by[0].command = "\x1b[2J\x07".into();
-        evil.finding.remedy = "a\x1b]0;title\x07b".into();
-        for width in [40, 60, 80, 100] {
-            let text = alert(&format(&clock, width), &evil, Told::No);
-            assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
-            // The heading and single words, such as an identity, are never broken.
-            for line in text.lines().skip(1) {
-                let long_word = line.split(' ').any(|word| word.len() > width / 2);
-                assert!(long_word || line.chars().count() <= width, "{width}: {line}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_look_alike_says_that_it_is_no_alert() {
-        let clock = WallClock::capture();
-        let text = look_alike(&format(&clock, 100), &fixture::finding(), false, "now".into());
-        assert!(text.starts_with("LOOK-ALIKE  l4_reuse_in_time_wait  no alert, now\n"), "{text}");
-    }
-}
+mod tests;

@@ -15,7 +15,10 @@ pub(super) struct Size {
 }
 
 /// Where no terminal tells its size.
-const PLAIN: Size = Size { columns: 80, rows: usize::MAX };
+const PLAIN: Size = Size {
+    columns: 80,
+    rows: usize::MAX,
+};
 
 /// What the terminal sink writes to. Clones share the same screen.
 ///
@@ -168,7 +171,12 @@ mod tests {
         let (out, text) = fixture::shared();
         let columns = Arc::new(AtomicUsize::new(80));
         let seen = Arc::clone(&columns);
-        let size = move || Some(Size { columns: seen.load(Ordering::Relaxed), rows: 4 });
+        let size = move || {
+            Some(Size {
+                columns: seen.load(Ordering::Relaxed),
+                rows: 4,
+            })
+        };
         (Screen::new(out, size, live, false), text, columns)
     }
 
@@ -178,7 +186,9 @@ mod tests {
         screen.lower(vec!["summary 1".into()]).unwrap();
         screen.print("alert\n").unwrap();
         screen.messages().write_all(b"message").unwrap();
-        screen.lower(vec!["summary 2".into(), "more".into()]).unwrap();
+        screen
+            .lower(vec!["summary 2".into(), "more".into()])
+            .unwrap();
         screen.lower(vec!["summary 3".into()]).unwrap();
         let up = |n: usize| format!("\x1b[{n}A\r\x1b[J");
         let expected = [
@@ -209,7 +219,9 @@ mod tests {
     #[test]
     fn the_lower_part_is_never_higher_than_the_screen() {
         let (screen, text, _) = screen(true);
-        screen.lower((0..9).map(|i| i.to_string()).collect()).unwrap();
+        screen
+            .lower((0..9).map(|i| i.to_string()).collect())
+            .unwrap();
         assert_eq!(text(), "0\n1\n2\n");
     }
 

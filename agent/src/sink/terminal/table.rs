@@ -24,26 +24,66 @@ struct Column {
 }
 
 const COLUMNS: [Column; 10] = [
-    Column { title: "CLIENT", left: true, expendable: 0, cell: |s| s.initiator().to_string() },
+    Column {
+        title: "CLIENT",
+        left: true,
+        expendable: 0,
+        cell: |s| s.initiator().to_string(),
+    },
     Column {
         title: "SERVER",
         left: true,
         expendable: 0,
         cell: |s| SocketAddr::new(s.responder(), s.key.responder_port).to_string(),
     },
-    Column { title: "ROLE", left: true, expendable: 3, cell: |s| s.role().to_owned() },
-    Column { title: "POINT", left: true, expendable: 4, cell: |s| s.point().to_owned() },
+    Column {
+        title: "ROLE",
+        left: true,
+        expendable: 3,
+        cell: |s| s.role().to_owned(),
+    },
+    Column {
+        title: "POINT",
+        left: true,
+        expendable: 4,
+        cell: |s| s.point().to_owned(),
+    },
     Column {
         title: "OPENS/S",
         left: false,
         expendable: 1,
         cell: |s| number(s.opens_per_second),
     },
-    Column { title: "REFUSED", left: false, expendable: 1, cell: |s| count(s.window_refused) },
-    Column { title: "IN USE", left: false, expendable: 2, cell: |s| count(s.in_use) },
-    Column { title: "TIME_WAIT", left: false, expendable: 2, cell: |s| count(s.held()) },
-    Column { title: "PORTS", left: false, expendable: 5, cell: |s| count(s.ports_seen) },
-    Column { title: "HEADROOM", left: false, expendable: 0, cell: headroom },
+    Column {
+        title: "REFUSED",
+        left: false,
+        expendable: 1,
+        cell: |s| count(s.window_refused),
+    },
+    Column {
+        title: "IN USE",
+        left: false,
+        expendable: 2,
+        cell: |s| count(s.in_use),
+    },
+    Column {
+        title: "TIME_WAIT",
+        left: false,
+        expendable: 2,
+        cell: |s| count(s.held()),
+    },
+    Column {
+        title: "PORTS",
+        left: false,
+        expendable: 5,
+        cell: |s| count(s.ports_seen),
+    },
+    Column {
+        title: "HEADROOM",
+        left: false,
+        expendable: 0,
+        cell: headroom,
+    },
 ];
 
 /// `9 of 200 (4.5 %)`.
@@ -73,7 +113,10 @@ pub(super) fn table(spaces: &[SpaceReport], width: usize, style: Style) -> Vec<S
     let mut widths: Vec<usize> = Vec::new();
     // Leave out columns until the rest fits.
     for _ in 0..COLUMNS.len() {
-        cells = spaces.iter().map(|s| columns.iter().map(|c| (c.cell)(s)).collect()).collect();
+        cells = spaces
+            .iter()
+            .map(|s| columns.iter().map(|c| (c.cell)(s)).collect())
+            .collect();
         widths = widths_of(&columns, &cells);
         if total(&widths) <= width {
             break;
@@ -104,10 +147,18 @@ pub(super) fn table(spaces: &[SpaceReport], width: usize, style: Style) -> Vec<S
 
 fn widths_of(columns: &[&Column], cells: &[Vec<String>]) -> Vec<usize> {
     let width = |i: usize, title: &str| {
-        let widest = cells.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
+        let widest = cells
+            .iter()
+            .map(|row| row[i].chars().count())
+            .max()
+            .unwrap_or(0);
         widest.max(title.len())
     };
-    columns.iter().enumerate().map(|(i, column)| width(i, column.title)).collect()
+    columns
+        .iter()
+        .enumerate()
+        .map(|(i, column)| width(i, column.title))
+        .collect()
 }
 
 fn total(widths: &[usize]) -> usize {
@@ -126,7 +177,11 @@ fn line(
     let mut out = String::new();
     for (i, ((column, cell), &size)) in columns.iter().zip(cells).zip(widths).enumerate() {
         let cell = shorten(cell, size);
-        let cell = if column.left { format!("{cell:<size$}") } else { format!("{cell:>size$}") };
+        let cell = if column.left {
+            format!("{cell:<size$}")
+        } else {
+            format!("{cell:>size$}")
+        };
         let gap = if i == 0 { "" } else { "  " };
         plain.push_str(gap);
         plain.push_str(&cell);
@@ -141,7 +196,11 @@ fn line(
     if plain.chars().count() > width {
         return plain.chars().take(width).collect();
     }
-    if last.is_some() { out } else { out.trim_end().to_owned() }
+    if last.is_some() {
+        out
+    } else {
+        out.trim_end().to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +212,10 @@ mod tests {
         let mut key = fixture::key();
         key.initiator = [0x20; 16];
         key.responder = [0x21; 16];
-        SpaceReport { budget: None, ..fixture::space(key) }
+        SpaceReport {
+            budget: None,
+            ..fixture::space(key)
+        }
     }
 
     #[test]
@@ -179,7 +241,11 @@ mod tests {
             }
         }
         let narrow = table(&spaces, 80, Style::plain());
-        assert!(narrow[0].contains("CLIENT") && narrow[0].contains("HEADROOM"), "{}", narrow[0]);
+        assert!(
+            narrow[0].contains("CLIENT") && narrow[0].contains("HEADROOM"),
+            "{}",
+            narrow[0]
+        );
     }
 
     #[test]
@@ -188,6 +254,10 @@ mod tests {
         assert_eq!(paint(&space), Some(Paint::Critical));
         assert_eq!(paint(&ipv6()), None);
         let lines = table(&[space], 120, Style::new(true));
-        assert!(lines[1].ends_with("\x1b[1;31m9 of 200 (4.5 %)\x1b[0m"), "{:?}", lines[1]);
+        assert!(
+            lines[1].ends_with("\x1b[1;31m9 of 200 (4.5 %)\x1b[0m"),
+            "{:?}",
+            lines[1]
+        );
     }
 }

@@ -51,7 +51,10 @@ struct Hooked {
 
 impl Attachments {
     pub(super) fn new(options: InterfaceOptions) -> Self {
-        Self { options: Some(options), ..Self::default() }
+        Self {
+            options: Some(options),
+            ..Self::default()
+        }
     }
 
     pub(super) fn off() -> Self {
@@ -61,16 +64,32 @@ impl Attachments {
     /// Names of the hooked interfaces, and those that are not seen with the reason.
     #[must_use]
     pub fn interfaces(&self) -> (Vec<String>, Vec<(String, String)>) {
-        let hooked = self.hooked.values().map(|h| h.interface.name.clone()).collect();
-        let unseen = self.choice.unseen.iter().map(|u| (u.name.clone(), u.reason.clone()));
+        let hooked = self
+            .hooked
+            .values()
+            .map(|h| h.interface.name.clone())
+            .collect();
+        let unseen = self
+            .choice
+            .unseen
+            .iter()
+            .map(|u| (u.name.clone(), u.reason.clone()));
         (hooked, unseen.chain(self.failed.clone()).collect())
     }
 
     /// The verdict of the packet hook, unless it could not even be loaded.
     pub(super) fn status(&self) -> Option<HookStatus> {
         self.options.as_ref()?;
-        let names: Vec<_> = self.hooked.values().map(|h| h.interface.name.as_str()).collect();
-        let failed: Vec<_> = self.failed.iter().map(|(n, why)| format!("{n}: {why}")).collect();
+        let names: Vec<_> = self
+            .hooked
+            .values()
+            .map(|h| h.interface.name.as_str())
+            .collect();
+        let failed: Vec<_> = self
+            .failed
+            .iter()
+            .map(|(n, why)| format!("{n}: {why}"))
+            .collect();
         let problems: Vec<_> = self.error.iter().cloned().chain(failed).collect();
         let (verdict, detail) = if names.is_empty() {
             let why = if problems.is_empty() {
@@ -82,9 +101,16 @@ impl Attachments {
         } else if problems.is_empty() {
             (Verdict::Ok, names.join(", "))
         } else {
-            (Verdict::Degraded, format!("on {}; {}", names.join(", "), problems.join("; ")))
+            (
+                Verdict::Degraded,
+                format!("on {}; {}", names.join(", "), problems.join("; ")),
+            )
         };
-        Some(HookStatus { name: "packet".into(), verdict, detail })
+        Some(HookStatus {
+            name: "packet".into(),
+            verdict,
+            detail,
+        })
     }
 }
 
@@ -92,7 +118,9 @@ impl Kernel {
     /// Looks at the interfaces again: hooks new ones, forgets those that are gone, and goes back to the
     /// first place where somebody else has taken it.
     pub fn refresh_interfaces(&mut self) {
-        let Some(options) = self.attachments.options.clone() else { return };
+        let Some(options) = self.attachments.options.clone() else {
+            return;
+        };
         let choice = match Snapshot::read() {
             Ok(snapshot) => interfaces::choose(&snapshot, &options),
             Err(error) => {
@@ -132,7 +160,9 @@ impl Kernel {
 
     /// Whether our programs still stand first on both sides of an interface.
     fn is_first(&mut self, interface: &Interface) -> bool {
-        let Some(hooked) = self.attachments.hooked.get(&interface.index) else { return false };
+        let Some(hooked) = self.attachments.hooked.get(&interface.index) else {
+            return false;
+        };
         if !hooked.uses_tcx || hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
             return true;
         }
@@ -156,13 +186,20 @@ impl Kernel {
         let before = self.attachments.hooked.remove(&interface.index);
         let moved = before.is_some().then(Instant::now);
         if let Some(before) = before {
-            warn!("{}: another program took the first place; going back to it", interface.name);
+            warn!(
+                "{}: another program took the first place; going back to it",
+                interface.name
+            );
             for (program, link) in before.links {
                 detach(&mut self.ebpf, program, link);
             }
         }
-        let mut hooked =
-            Hooked { interface: interface.clone(), links: Vec::new(), moved, uses_tcx: true };
+        let mut hooked = Hooked {
+            interface: interface.clone(),
+            links: Vec::new(),
+            moved,
+            uses_tcx: true,
+        };
         for (program, side) in sides(interface.header) {
             match attach(&mut self.ebpf, &interface.name, program, side) {
                 Ok((link, uses_tcx)) => {
@@ -171,7 +208,9 @@ impl Kernel {
                 }
                 Err(error) => {
                     warn!("{}: cannot be watched: {error}", interface.name);
-                    self.attachments.failed.insert(interface.name.clone(), error);
+                    self.attachments
+                        .failed
+                        .insert(interface.name.clone(), error);
                     for (program, link) in hooked.links {
                         detach(&mut self.ebpf, program, link);
                     }
@@ -188,12 +227,14 @@ impl Kernel {
 /// interface: one of them is enough.
 fn sides(header: LinkHeader) -> [(&'static str, TcAttachType); 2] {
     match header {
-        LinkHeader::Ethernet => {
-            [(CLASSIFIERS[0], TcAttachType::Ingress), (CLASSIFIERS[1], TcAttachType::Egress)]
-        }
-        LinkHeader::None => {
-            [(CLASSIFIERS[2], TcAttachType::Ingress), (CLASSIFIERS[3], TcAttachType::Egress)]
-        }
+        LinkHeader::Ethernet => [
+            (CLASSIFIERS[0], TcAttachType::Ingress),
+            (CLASSIFIERS[1], TcAttachType::Egress),
+        ],
+        LinkHeader::None => [
+            (CLASSIFIERS[2], TcAttachType::Ingress),
+            (CLASSIFIERS[3], TcAttachType::Egress),
+        ],
     }
 }
 
@@ -219,11 +260,18 @@ fn attach(
     match tc::qdisc_add_clsact(interface) {
         Ok(()) | Err(TcError::AlreadyAttached) => {}
         Err(error) => {
-            return Err(format!("tcx: {}; clsact: {}", chain(&tcx_error), chain(&error)));
+            return Err(format!(
+                "tcx: {}; clsact: {}",
+                chain(&tcx_error),
+                chain(&error)
+            ));
         }
     }
-    let options =
-        NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, ..NlOptions::default() };
+    let options = NlOptions {
+        priority: CLSACT_PRIORITY,
+        handle: CLSACT_HANDLE,
+        ..NlOptions::default()
+    };
     classifier
         .attach_with_options(interface, side, TcAttachOptions::Netlink(options))
         .map(|link| (link, false))
@@ -250,7 +298,9 @@ fn note_hooked(
     // Beside a physical uplink the other end of a veth is a guest of this host.
     let has_uplink = choice.chosen.iter().any(|i| i.kind == "physical");
     for index in &choice.covered {
-        let is_veth = hooked.get(index).is_some_and(|h| h.interface.kind == "veth");
+        let is_veth = hooked
+            .get(index)
+            .is_some_and(|h| h.interface.kind == "veth");
         map.insert(index, if has_uplink && is_veth { GUEST } else { 1 }, 0)?;
     }
     Ok(())

@@ -81,7 +81,11 @@ fn chunk<K: Pod, V: Pod>(
     let mut values = Vec::<V>::with_capacity(room);
     let (first, mut next) = (cursor.unwrap_or(0), 0u32);
     let mut attr = BatchAttr {
-        in_batch: if cursor.is_some() { (&raw const first) as u64 } else { 0 },
+        in_batch: if cursor.is_some() {
+            (&raw const first) as u64
+        } else {
+            0
+        },
         out_batch: (&raw mut next) as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,
@@ -92,7 +96,12 @@ fn chunk<K: Pod, V: Pod>(
     // SAFETY: the attribute points to room for `count` keys and values, and to cursors of four bytes,
     // which is what hash maps use.
     let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<BatchAttr>())
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            &raw mut attr,
+            size_of::<BatchAttr>(),
+        )
     };
     let ended = if result < 0 {
         let error = io::Error::last_os_error();
@@ -109,5 +118,8 @@ fn chunk<K: Pod, V: Pod>(
         keys.set_len(n);
         values.set_len(n);
     }
-    Ok((keys.into_iter().zip(values).collect(), (!ended).then_some(next)))
+    Ok((
+        keys.into_iter().zip(values).collect(),
+        (!ended).then_some(next),
+    ))
 }

@@ -1,6 +1,10 @@
 //! Runs the census.
 
-use std::{collections::HashMap as StdHashMap, io, time::{Duration, Instant}};
+use std::{
+    collections::HashMap as StdHashMap,
+    io,
+    time::{Duration, Instant},
+};
 
 use aya::{
     TestRun as _,
@@ -10,7 +14,10 @@ use aya::{
 use tracing::debug;
 use tuplewatch_common::{address::PortSpaceKey, record::CensusRow};
 
-use super::{batch, load::{Kernel, chain}};
+use super::{
+    batch,
+    load::{Kernel, chain},
+};
 
 /// What is kept between two passes.
 #[derive(Default)]
@@ -62,8 +69,15 @@ impl Kernel {
         self.forget(&all, pass)?;
         self.census.took = started.elapsed();
         self.census.at = Some(started);
-        debug!("census {pass}: {} port spaces in {:?}", all.len(), self.census.took);
-        Ok(all.into_iter().filter(|(_, row)| row.pass == pass).collect())
+        debug!(
+            "census {pass}: {} port spaces in {:?}",
+            all.len(),
+            self.census.took
+        );
+        Ok(all
+            .into_iter()
+            .filter(|(_, row)| row.pass == pass)
+            .collect())
     }
 
     fn walk(&mut self, program: &str, pass: u32) -> anyhow::Result<()> {
@@ -77,9 +91,12 @@ impl Kernel {
                 .program(program)
                 .ok_or_else(|| io::Error::other(format!("there is no program {program}")))?
                 .try_into()?;
-            p.test_run(options).map_err(|e| io::Error::other(chain(&e)))?;
+            p.test_run(options)
+                .map_err(|e| io::Error::other(chain(&e)))?;
             let progress: Array<&MapData, u64> = Array::try_from(
-                self.ebpf.map("PROGRESS").ok_or_else(|| io::Error::other("no map PROGRESS"))?,
+                self.ebpf
+                    .map("PROGRESS")
+                    .ok_or_else(|| io::Error::other("no map PROGRESS"))?,
             )?;
             let (next, buckets) = (progress.get(&0, 0)?, progress.get(&1, 0)?);
             if next >= buckets {

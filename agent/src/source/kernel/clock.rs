@@ -22,9 +22,12 @@ pub fn monotonic_ns() -> u64 {
 #[must_use]
 pub fn local_budget() -> Option<u32> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
-    let mut ends = range.split_whitespace().filter_map(|n| n.parse::<u32>().ok());
+    let mut ends = range
+        .split_whitespace()
+        .filter_map(|n| n.parse::<u32>().ok());
     let (first, last) = (ends.next()?, ends.next()?);
-    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    let reserved =
+        fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     let taken: u32 = reserved
         .trim()
         .split(',')

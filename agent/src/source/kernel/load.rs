@@ -86,17 +86,27 @@ const TRACEPOINTS: [(Hook, &str); 4] = [
 /// What is lost without a hook.
 const fn loss(hook: Hook) -> &'static str {
     match hook {
-        Hook::Lifecycle => "who opens connections, their outcomes and lifetimes, and exhausted local ports are not known",
+        Hook::Lifecycle => {
+            "who opens connections, their outcomes and lifetimes, and exhausted local ports are not known"
+        }
         Hook::Retransmit => "what sockets send again is not counted",
-        Hook::SendReset => "bare ACKs are not joined to processes, and are unseen where no packet hook is",
+        Hook::SendReset => {
+            "bare ACKs are not joined to processes, and are unseen where no packet hook is"
+        }
         Hook::ReceiveReset => "who resets connections is not counted",
-        Hook::Census => "sockets in use and in TIME_WAIT are not known, nor connections older than the agent",
+        Hook::Census => {
+            "sockets in use and in TIME_WAIT are not known, nor connections older than the agent"
+        }
     }
 }
 
 /// Classifiers, by the name that also marks them on the interfaces.
-pub(super) const CLASSIFIERS: [&str; 4] =
-    ["tuplewatch_in", "tuplewatch_out", "tuplewatch_ip_in", "tuplewatch_ip_out"];
+pub(super) const CLASSIFIERS: [&str; 4] = [
+    "tuplewatch_in",
+    "tuplewatch_out",
+    "tuplewatch_ip_in",
+    "tuplewatch_ip_out",
+];
 
 impl Kernel {
     /// Loads and attaches everything that this kernel and these rights allow.
@@ -119,7 +129,12 @@ impl Kernel {
         }
         let mut has_census = false;
         if let Some(resolved) = &resolved {
-            let state = on_demand(&mut ebpf, Hook::Census, &["census_listeners", "census_established", "census_seed"], resolved);
+            let state = on_demand(
+                &mut ebpf,
+                Hook::Census,
+                &["census_listeners", "census_established", "census_seed"],
+                resolved,
+            );
             has_census = state.verdict != Verdict::Off;
             any |= has_census;
             hooks.push(state);
@@ -155,7 +170,9 @@ impl Kernel {
         if kernel.has_census
             && let Err(error) = kernel.first_census()
         {
-            warn!("the first census failed: {error}; connections older than the agent are not known");
+            warn!(
+                "the first census failed: {error}; connections older than the agent are not known"
+            );
         }
         kernel.refresh_interfaces();
         Ok(kernel)
@@ -178,14 +195,20 @@ impl Kernel {
     /// Bytes that the maps take in the kernel, as the kernel itself reckons them (`memlock` of fdinfo).
     #[must_use]
     pub fn map_memory(&self) -> u64 {
-        self.ebpf.maps().filter_map(|(_, map)| data(map)).map(|map| memlock(map).unwrap_or(0)).sum()
+        self.ebpf
+            .maps()
+            .filter_map(|(_, map)| data(map))
+            .map(|map| memlock(map).unwrap_or(0))
+            .sum()
     }
 
     /// The data of a hash map by name.
     pub(super) fn hash(&self, name: &str) -> io::Result<&MapData> {
         match self.ebpf.map(name) {
             Some(Map::HashMap(data)) => Ok(data),
-            _ => Err(io::Error::other(format!("the eBPF object has no hash map {name}"))),
+            _ => Err(io::Error::other(format!(
+                "the eBPF object has no hash map {name}"
+            ))),
         }
     }
 }
@@ -201,7 +224,9 @@ fn memlock(map: &MapData) -> Option<u64> {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let path = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).ok()?;
-    text.lines().find_map(|l| l.strip_prefix("memlock:")).and_then(|n| n.trim().parse().ok())
+    text.lines()
+        .find_map(|l| l.strip_prefix("memlock:"))
+        .and_then(|n| n.trim().parse().ok())
 }
 
 /// Layouts of the running kernel. Without them only the packet hook works, which reads none.
@@ -225,9 +250,16 @@ fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<Resolved> {
 fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
     let plan = &options.plan;
     let globals: Vec<(String, u32)> = layout
-        .map(|l| l.entries().map(|(name, value)| (name.to_uppercase(), value)).collect())
+        .map(|l| {
+            l.entries()
+                .map(|(name, value)| (name.to_uppercase(), value))
+                .collect()
+        })
         .unwrap_or_default();
-    let (hz, restrict) = (clock::ticks_per_second(), u32::from(!options.netns.is_empty()));
+    let (hz, restrict) = (
+        clock::ticks_per_second(),
+        u32::from(!options.netns.is_empty()),
+    );
     let mut loader = EbpfLoader::new();
     loader
         .override_global("HZ", &hz, true)
@@ -270,7 +302,8 @@ fn prepare(ebpf: &mut Ebpf, options: &Options) -> anyhow::Result<()> {
 }
 
 pub(super) fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
-    ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("the eBPF object has no map {name}"))
+    ebpf.map_mut(name)
+        .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map {name}"))
 }
 
 fn tracepoint(ebpf: &mut Ebpf, hook: Hook, program: &str, resolved: &Resolved) -> HookStatus {
@@ -301,16 +334,35 @@ fn with_layout(
 ) -> HookStatus {
     let lost = loss(hook);
     let name = hook.to_string();
-    let missing: Vec<String> = resolved.missing_for(hook).map(ToString::to_string).collect();
+    let missing: Vec<String> = resolved
+        .missing_for(hook)
+        .map(ToString::to_string)
+        .collect();
     if let Some(moved) = moved_argument(hook, &resolved.layout) {
-        return HookStatus { name, verdict: Verdict::Off, detail: format!("{moved}; {lost}") };
+        return HookStatus {
+            name,
+            verdict: Verdict::Off,
+            detail: format!("{moved}; {lost}"),
+        };
     }
     if !resolved.can_run(hook) {
-        return HookStatus { name, verdict: Verdict::Off, detail: format!("{}; {lost}", missing.join("; ")) };
+        return HookStatus {
+            name,
+            verdict: Verdict::Off,
+            detail: format!("{}; {lost}", missing.join("; ")),
+        };
     }
     match attach() {
-        Ok(()) if missing.is_empty() => HookStatus { name, verdict: Verdict::Ok, detail: String::new() },
-        Ok(()) => HookStatus { name, verdict: Verdict::Degraded, detail: missing.join("; ") },
+        Ok(()) if missing.is_empty() => HookStatus {
+            name,
+            verdict: Verdict::Ok,
+            detail: String::new(),
+        },
+        Ok(()) => HookStatus {
+            name,
+            verdict: Verdict::Degraded,
+            detail: missing.join("; "),
+        },
         Err(error) => {
             let text = chain(&error);
             debug!("{hook}: {error:?}");
@@ -332,8 +384,13 @@ fn moved_argument(hook: Hook, l: &Layout) -> Option<String> {
         Hook::ReceiveReset => [(l.receive_reset_sk, 0)].to_vec(),
         Hook::Census => Vec::new(),
     };
-    let moved = found.iter().find(|(is, expected)| is != expected && *is != ABSENT)?;
-    Some(format!("an argument of the tracepoint is number {} here, expected {}", moved.0, moved.1))
+    let moved = found
+        .iter()
+        .find(|(is, expected)| is != expected && *is != ABSENT)?;
+    Some(format!(
+        "an argument of the tracepoint is number {} here, expected {}",
+        moved.0, moved.1
+    ))
 }
 
 fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
@@ -343,7 +400,9 @@ fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
         log_cost(name, p.info());
     }
     let sweep: &mut RawTracePoint = find(ebpf, "sweep").map_err(|e| chain(&e))?;
-    sweep.load().map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
+    sweep
+        .load()
+        .map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
     log_cost("sweep", sweep.info());
     Ok(())
 }
@@ -351,7 +410,10 @@ fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
 /// What the verifier had to look at, for the budget of each program.
 fn log_cost(name: &str, info: Result<aya::programs::ProgramInfo, ProgramError>) {
     if let Ok(info) = info {
-        debug!("{name}: {:?} instructions verified", info.verified_instruction_count());
+        debug!(
+            "{name}: {:?} instructions verified",
+            info.verified_instruction_count()
+        );
     }
 }
 
@@ -359,7 +421,9 @@ pub(super) fn find<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, P
 where
     &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
 {
-    ebpf.program_mut(name).ok_or(ProgramError::NotLoaded)?.try_into()
+    ebpf.program_mut(name)
+        .ok_or(ProgramError::NotLoaded)?
+        .try_into()
 }
 
 /// An error with its causes, in one line; of a verifier's log only the end, which says why.
@@ -374,7 +438,11 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     const KEPT: usize = 600;
-    let flat: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    let flat: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect();
     let flat = flat.join(" | ");
     if flat.chars().count() > 2 * KEPT {
         let head: String = flat.chars().take(KEPT / 3).collect();

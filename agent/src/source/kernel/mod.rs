@@ -10,7 +10,7 @@ mod plan;
 mod read;
 mod status;
 
-pub use load::{Kernel, LoadError, Options};
 pub use clock::monotonic_ns;
+pub use load::{Kernel, LoadError, Options};
 pub use plan::Plan;
 pub use status::{HookStatus, Verdict};

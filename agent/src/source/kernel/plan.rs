@@ -38,7 +38,8 @@ impl Plan {
     pub fn for_bytes(bytes: u64) -> Self {
         // The parts were chosen so that 24 MiB hold 12,288 port spaces and remember 524,288
         // connections, which is 8,700 connections per second for 60 s.
-        let scale = |at_24_mib: u64| u32::try_from(at_24_mib * bytes / (24 << 20)).unwrap_or(u32::MAX);
+        let scale =
+            |at_24_mib: u64| u32::try_from(at_24_mib * bytes / (24 << 20)).unwrap_or(u32::MAX);
         let power = |n: u32| 1 << (31 - n.max(2).leading_zeros());
         Self {
             handshakes: scale(16_384).max(4096),
@@ -72,7 +73,9 @@ fn cgroup_limit() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mut smallest = None;
     let mut note = |path: String| {
-        let value = fs::read_to_string(path).ok().and_then(|t| t.trim().parse::<u64>().ok());
+        let value = fs::read_to_string(path)
+            .ok()
+            .and_then(|t| t.trim().parse::<u64>().ok());
         smallest = smallest.into_iter().chain(value).min();
     };
     for line in text.lines() {
@@ -82,7 +85,9 @@ fn cgroup_limit() -> Option<u64> {
             let mut path = path.trim_end_matches('/');
             loop {
                 note(format!("/sys/fs/cgroup{path}/memory.max"));
-                let Some((up, _)) = path.rsplit_once('/') else { break };
+                let Some((up, _)) = path.rsplit_once('/') else {
+                    break;
+                };
                 path = up;
             }
         } else if controllers.split(',').any(|c| c == "memory") {

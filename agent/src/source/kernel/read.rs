@@ -82,8 +82,11 @@ impl Kernel {
             return Ok(());
         }
         let room = self.hash("HANDSHAKES")?.info()?.max_entries() as usize;
-        let patience =
-            if pending.len() > room / 4 * 3 { PATIENCE_FULL_NS } else { PATIENCE_NS };
+        let patience = if pending.len() > room / 4 * 3 {
+            PATIENCE_FULL_NS
+        } else {
+            PATIENCE_NS
+        };
         let now = clock::monotonic_ns();
         let expired: Vec<FourTuple> = pending
             .into_iter()
@@ -123,7 +126,11 @@ impl Kernel {
             }
             *told = noted;
         }
-        let name = if self.reader.generation & 1 == 0 { "PORTS_EVEN" } else { "PORTS_ODD" };
+        let name = if self.reader.generation & 1 == 0 {
+            "PORTS_EVEN"
+        } else {
+            "PORTS_ODD"
+        };
         let bitmaps_room = self.hash(name)?.info()?.max_entries() as usize;
         self.reader.generation = self.reader.generation.wrapping_add(1);
         let mut config: Array<_, u32> = map_mut(&mut self.ebpf, "CONFIG")?.try_into()?;
@@ -143,12 +150,18 @@ impl Kernel {
             config.set(1, wanted, 0)?;
             self.reader.bitmap_from = wanted;
         }
-        ports.extend(full.into_iter().map(|(key, bitmap)| (key, set_bits(&bitmap))));
+        ports.extend(
+            full.into_iter()
+                .map(|(key, bitmap)| (key, set_bits(&bitmap))),
+        );
         Ok(ports)
     }
 
     fn globals(&self) -> anyhow::Result<[u64; Global::COUNT as usize]> {
-        let map = self.ebpf.map("GLOBALS").ok_or_else(|| anyhow::anyhow!("no map GLOBALS"))?;
+        let map = self
+            .ebpf
+            .map("GLOBALS")
+            .ok_or_else(|| anyhow::anyhow!("no map GLOBALS"))?;
         let map: PerCpuArray<_, u64> = map.try_into()?;
         let mut globals = [0; Global::COUNT as usize];
         for (i, total) in (0..).zip(&mut globals) {
@@ -186,7 +199,10 @@ impl Kernel {
                 self.reader.seen.remove(key);
             }
             if quiet.is_empty() {
-                warn!("{} of {room} port spaces are in use and none is quiet", snapshot.spaces.len());
+                warn!(
+                    "{} of {room} port spaces are in use and none is quiet",
+                    snapshot.spaces.len()
+                );
             }
         }
         if self.reader.seen.len() > 2 * snapshot.spaces.len() + 64 {
@@ -203,9 +219,16 @@ impl Kernel {
         if snapshot.openers.len() <= room / 2 {
             return Ok(());
         }
-        let mut map: HashMap<_, tuplewatch_common::record::OpenerKey, tuplewatch_common::record::Opener> =
-            map_mut(&mut self.ebpf, "OPENERS")?.try_into()?;
-        let mut by_age: Vec<_> = snapshot.openers.iter().map(|(k, o)| (o.last_ns, *k)).collect();
+        let mut map: HashMap<
+            _,
+            tuplewatch_common::record::OpenerKey,
+            tuplewatch_common::record::Opener,
+        > = map_mut(&mut self.ebpf, "OPENERS")?.try_into()?;
+        let mut by_age: Vec<_> = snapshot
+            .openers
+            .iter()
+            .map(|(k, o)| (o.last_ns, *k))
+            .collect();
         by_age.sort_unstable();
         let now = snapshot.now.0;
         let excess = snapshot.openers.len() - room / 2;

@@ -6,13 +6,19 @@ use super::*;
 use crate::sink::fixture;
 
 fn key(n: u8) -> PortSpaceKey {
-    PortSpaceKey { responder_port: n.into(), ..fixture::key() }
+    PortSpaceKey {
+        responder_port: n.into(),
+        ..fixture::key()
+    }
 }
 
 /// A port space with `opens` opens and as many handshakes in its third bucket.
 fn space(n: u8, opens: u64) -> SpaceReport {
     let mut space = fixture::space(key(n));
-    space.totals = Totals { opens, ..Totals::default() };
+    space.totals = Totals {
+        opens,
+        ..Totals::default()
+    };
     space.handshake_duration = [0; BUCKETS];
     space.handshake_duration[2] = opens;
     space
@@ -21,7 +27,10 @@ fn space(n: u8, opens: u64) -> SpaceReport {
 fn overview(spaces: &[(u8, u64)], other: u64) -> Overview {
     Overview {
         spaces: spaces.iter().map(|&(n, opens)| space(n, opens)).collect(),
-        other: Totals { opens: other, ..Totals::default() },
+        other: Totals {
+            opens: other,
+            ..Totals::default()
+        },
         ..Overview::default()
     }
 }
@@ -32,7 +41,9 @@ fn export(ledger: &mut Ledger) -> (Vec<(u8, u64)>, u64) {
     ledger.export(&mut view);
     let spaces = view.spaces.iter();
     (
-        spaces.map(|s| (s.key.responder_port as u8, s.totals.opens)).collect(),
+        spaces
+            .map(|s| (s.key.responder_port as u8, s.totals.opens))
+            .collect(),
         view.other.opens,
     )
 }
@@ -45,7 +56,10 @@ fn the_first_overview_is_exported_as_it_is() {
         assert_eq!(export(&mut ledger), (vec![(1, 10), (2, 5)], 3));
         let mut view = View::default();
         ledger.export(&mut view);
-        assert_eq!(view.spaces[0].histograms[Which::HandshakeDuration as usize][2], 10);
+        assert_eq!(
+            view.spaces[0].histograms[Which::HandshakeDuration as usize][2],
+            10
+        );
     }
 }
 
@@ -66,7 +80,10 @@ fn one_that_enters_the_list_leaves_its_past_in_other() {
     assert_eq!(export(&mut ledger), (vec![(1, 10), (2, 5)], 100));
     let mut view = View::default();
     ledger.export(&mut view);
-    assert_eq!(view.spaces[1].histograms[Which::HandshakeDuration as usize][2], 0);
+    assert_eq!(
+        view.spaces[1].histograms[Which::HandshakeDuration as usize][2],
+        0
+    );
     ledger.update(&overview(&[(1, 10), (2, 99)], 10));
     assert_eq!(export(&mut ledger), (vec![(1, 10), (2, 9)], 100));
 }
@@ -78,7 +95,11 @@ fn one_that_leaves_is_exported_once_more_and_goes_on_when_it_returns() {
     export(&mut ledger);
     ledger.update(&overview(&[(1, 12)], 0));
     ledger.update(&overview(&[], 13));
-    assert_eq!(export(&mut ledger), (vec![(1, 12)], 1), "what it counted until it left");
+    assert_eq!(
+        export(&mut ledger),
+        (vec![(1, 12)], 1),
+        "what it counted until it left"
+    );
     ledger.update(&overview(&[], 15));
     assert_eq!(export(&mut ledger), (vec![], 3), "silent");
     ledger.update(&overview(&[(1, 20)], 0));
@@ -93,7 +114,11 @@ fn with_delta_one_that_returns_starts_again() {
     ledger.update(&overview(&[], 10));
     export(&mut ledger);
     ledger.update(&overview(&[(1, 14)], 0));
-    assert_eq!(export(&mut ledger), (vec![(1, 4)], 0), "10 were sent before");
+    assert_eq!(
+        export(&mut ledger),
+        (vec![(1, 4)], 0),
+        "10 were sent before"
+    );
 }
 
 #[test]

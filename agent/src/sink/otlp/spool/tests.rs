@@ -14,11 +14,17 @@ struct Receiver {
 impl LogExporter for Receiver {
     async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
         let less = |n: u64| n.checked_sub(1);
-        if self.away.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+        if self
+            .away
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_ok()
+        {
             return Err(OTelSdkError::InternalFailure("away".into()));
         }
         for (record, _) in batch.iter() {
-            let Some(AnyValue::String(body)) = record.body() else { panic!("no body") };
+            let Some(AnyValue::String(body)) = record.body() else {
+                panic!("no body")
+            };
             lock(&self.taken).push(body.to_string());
         }
         Ok(())
@@ -32,7 +38,12 @@ impl LogExporter for Receiver {
 fn provider(receiver: &Receiver, capacity: usize) -> (SdkLoggerProvider, Arc<Counts>) {
     let counts = Arc::default();
     let spool = Spool::new(receiver.clone(), capacity, Arc::clone(&counts)).unwrap();
-    (SdkLoggerProvider::builder().with_log_processor(spool).build(), counts)
+    (
+        SdkLoggerProvider::builder()
+            .with_log_processor(spool)
+            .build(),
+        counts,
+    )
 }
 
 fn emit(provider: &SdkLoggerProvider, body: &'static str) {
@@ -76,8 +87,15 @@ fn the_oldest_are_dropped_and_counted_when_there_are_too_many() {
     provider.shutdown().unwrap();
     let taken = lock(&receiver.taken);
     assert_eq!(taken.last().map(String::as_str), Some("5"), "{taken:?}");
-    assert_eq!(taken.len() as u64 + counts.dropped.load(Ordering::Relaxed), 5, "{taken:?}");
-    assert!(taken.len() <= 4, "three, and those that were under way: {taken:?}");
+    assert_eq!(
+        taken.len() as u64 + counts.dropped.load(Ordering::Relaxed),
+        5,
+        "{taken:?}"
+    );
+    assert!(
+        taken.len() <= 4,
+        "three, and those that were under way: {taken:?}"
+    );
 }
 
 #[test]
@@ -89,7 +107,11 @@ fn the_end_does_not_wait_for_a_receiver_that_is_away() {
     let begin = Instant::now();
     let result = provider.shutdown_with_timeout(Duration::from_secs(1));
     assert!(result.is_err(), "one record was not sent");
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begin.elapsed()
+    );
     assert_eq!(counts.waiting.load(Ordering::Relaxed), 1);
 }
 

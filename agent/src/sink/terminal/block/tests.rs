@@ -1,0 +1,101 @@
+use super::*;
+use crate::{core::time::Moment, sink::fixture};
+
+fn format(clock: &WallClock, width: usize) -> Format<'_> {
+    Format {
+        clock,
+        style: Style::plain(),
+        width,
+    }
+}
+
+#[test]
+fn a_new_alert_says_what_where_since_when_why_who_and_what_to_do() {
+    let clock = WallClock::capture();
+    let text = alert(&format(&clock, 100), &fixture::alert(), Told::No);
+    let expected = "\
+CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 UTC
+  198.51.100.7 → 203.0.113.10:443, seen on the wire, as the one who accepts the connections
+  198.51.100.7 reuses source ports to 203.0.113.10:443 while they are in TIME_WAIT
+  Since       2025-11-29 10:29:53 UTC (12 s ago), firing since 10:29:54 UTC
+  Refused     42 SYNs of 5,210 opens met a bare ACK (0.8 %): 40 after the former connection was
+              closed, 1 while it was open, 1 while it was half open
+  Outcome     33 got through later, 9 did not get through, 2 unanswered in the end, 12 reused
+              four-tuples accepted at once, 30 RSTs in answer, 36 SYNs sent again, 1 late duplicate
+              SYNs
+  Ports       39 ports refused, 200 seen of the pool 2048-2247 (200)
+  Sockets     187 in TIME_WAIT (peak 200), 4 in use
+  Reuse       1 s to 58 s after the end of the former connection
+  Now         86.8 opens/s; 42 of 5,210 opens refused in the last 1 min
+  Confidence  high
+  Not         half_open_reconnect: 40 of 42 former connections were closed
+  Opened by   curl[4711] 80.2/s, 4,815 in all, each for 80 ms, in /system.slice/batch.service
+  Do          curl[4711] opens 80 connections/s of 80 ms each: reuse connections
+  Alert       l4_reuse_in_time_wait/wire/responder/198.51.100.7/203.0.113.10:443
+
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_repeated_alert_has_the_figures_only() {
+    let clock = WallClock::capture();
+    let text = alert(&format(&clock, 100), &fixture::alert(), Told::Before);
+    assert!(text.contains("still firing"));
+    assert!(text.contains("Refused"));
+    assert!(
+        !text.contains("Confidence") && !text.contains("  Do "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_resolved_alert_says_how_long_it_lasted() {
+    let clock = WallClock::capture();
+    let mut resolved = fixture::alert();
+    resolved.state = State::Resolved;
+    resolved.at = Moment(fixture::NOW.0 + 125_000_000_000);
+    resolved.resolved_at = Some(resolved.at);
+    let text = alert(&format(&clock, 100), &resolved, Told::Before);
+    let head = "RESOLVED  port_exhaustion / l4_reuse_in_time_wait  2025-11-29 10:32:10 UTC\n";
+    assert!(text.starts_with(head), "{text}");
+    assert!(
+        text.contains("Lasted      2 min 16 s, from 2025-11-29 10:29:54 UTC"),
+        "{text}"
+    );
+}
+
+#[test]
+fn lines_fit_the_width_and_carry_no_control_characters() {
+    let clock = WallClock::capture();
+    let mut evil = fixture::alert();
+    evil.finding.opened_by[0].command = "\x1b[2J\x07".into();
+    evil.finding.remedy = "a\x1b]0;title\x07b".into();
+    for width in [40, 60, 80, 100] {
+        let text = alert(&format(&clock, width), &evil, Told::No);
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
+        // The heading and single words, such as an identity, are never broken.
+        for line in text.lines().skip(1) {
+            let long_word = line.split(' ').any(|word| word.len() > width / 2);
+            assert!(
+                long_word || line.chars().count() <= width,
+                "{width}: {line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_look_alike_says_that_it_is_no_alert() {
+    let clock = WallClock::capture();
+    let text = look_alike(
+        &format(&clock, 100),
+        &fixture::finding(),
+        false,
+        "now".into(),
+    );
+    assert!(
+        text.starts_with("LOOK-ALIKE  l4_reuse_in_time_wait  no alert, now\n"),
+        "{text}"
+    );
+}

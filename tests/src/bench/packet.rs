@@ -1,0 +1,112 @@
+//! Nanoseconds per skb of the packet hook, by the kernel's own statistics, against an empty program
+//! that sees the same skbs.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{SchedClassifier, TcAttachType, loaded_programs},
+};
+
+use super::{Options, line, median, traffic};
+use crate::{
+    agent::AgentConfig,
+    host::Host,
+    topology::{Pair, PairConfig},
+};
+
+/// Runs and nanoseconds of programs by name.
+type Cost = BTreeMap<String, (u64, u64)>;
+
+pub(super) fn run(options: &Options) -> Result<()> {
+    println!("packet hook, ns per skb above an empty program");
+    let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
+    let lab = Pair::new(PairConfig::default())?;
+    let _empty = attach_empty(&lab.server)?;
+    let agent = lab.server.agent(AgentConfig::with_args(["--netns", &lab.server.netns_inode().to_string()]))?;
+    agent.wait_ready(Duration::from_secs(30))?;
+    let address = |port| SocketAddr::new(lab.service().ip(), port);
+    let _echo = traffic::serve(&lab.server, address(9001), traffic::Service::Echo)?;
+    let _sink = traffic::serve(&lab.server, address(9002), traffic::Service::Sink)?;
+    let _close = traffic::serve(&lab.server, address(9003), traffic::Service::Close)?;
+    let (mut small, mut bulk, mut short, mut handshake) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..options.rounds {
+        let s = difference(|| traffic::small(&lab.client, address(9001), options.seconds))?;
+        let b = difference(|| traffic::bulk(&lab.client, address(9002), options.seconds))?;
+        let mut connections = 0;
+        let c = difference(|| {
+            connections = traffic::short(&lab.client, address(9003), options.seconds)?;
+            Ok(connections)
+        })?;
+        // Of a connection's skbs four carry SYN or FIN; the others are pure ACKs, which cost what
+        // the small segments and their ACKs do.
+        let all = c.runs as f64 / connections.max(1) as f64;
+        handshake.push((c.ns * all - s.ns * (all - 4.0)) / 4.0);
+        small.push(s.ns);
+        bulk.push(b.ns);
+        short.push(c.ns);
+    }
+    let figure = |v: &[f64]| format!("{:+.0} ns", median(v));
+    line("small segments and their ACKs", &figure(&small), "<= +70 ns", median(&small) <= 70.0);
+    line("bulk (GRO/TSO skbs and their ACKs)", &figure(&bulk), "<= +150 ns", median(&bulk) <= 150.0);
+    line("SYN, SYN-ACK, FIN", &figure(&handshake), "<= +400 ns", median(&handshake) <= 400.0);
+    println!("  (all skbs of short connections: {})", figure(&short));
+    agent.terminate()?;
+    Ok(())
+}
+
+/// What the agent's programs cost above the empty one, per run.
+struct Difference {
+    ns: f64,
+    runs: u64,
+}
+
+fn difference(load: impl FnOnce() -> Result<u64>) -> Result<Difference> {
+    let before = cost()?;
+    load()?;
+    let after = cost()?;
+    let (ours, runs) = per_run(&before, &after, "tuplewatch_");
+    let (empty, _) = per_run(&before, &after, "empty");
+    Ok(Difference { ns: ours - empty, runs })
+}
+
+fn per_run(before: &Cost, after: &Cost, prefix: &str) -> (f64, u64) {
+    let (mut ns, mut runs) = (0, 0);
+    for (name, (n, r)) in after.iter().filter(|(name, _)| name.starts_with(prefix)) {
+        let (n0, r0) = before.get(name).copied().unwrap_or_default();
+        ns += n - n0;
+        runs += r - r0;
+    }
+    (ns as f64 / runs.max(1) as f64, runs)
+}
+
+fn cost() -> Result<Cost> {
+    let mut cost = Cost::new();
+    for program in loaded_programs() {
+        let program = program?;
+        let name = program.name_as_str().unwrap_or_default().to_owned();
+        let entry = cost.entry(name).or_default();
+        entry.0 += u64::try_from(program.run_time().as_nanos())?;
+        entry.1 += program.run_count();
+    }
+    Ok(cost)
+}
+
+fn attach_empty(host: &Host) -> Result<Ebpf> {
+    let object = std::env::var_os("TUPLEWATCH_FOREIGN_OBJECT").map_or_else(
+        || concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf/tuplewatch-ebpf-foreign.o").into(),
+        std::path::PathBuf::from,
+    );
+    let bytes = std::fs::read(&object)
+        .with_context(|| format!("{}: `cargo xtask build` makes it", object.display()))?;
+    host.in_ns(move || -> Result<Ebpf> {
+        let mut ebpf = Ebpf::load(&bytes)?;
+        let program: &mut SchedClassifier =
+            ebpf.program_mut("empty").context("the object has no program `empty`")?.try_into()?;
+        program.load()?;
+        program.attach("eth0", TcAttachType::Ingress)?;
+        program.attach("eth0", TcAttachType::Egress)?;
+        Ok(ebpf)
+    })?
+}

@@ -1,0 +1,117 @@
+//! Traffic for the benchmarks: many small segments, few large ones, and short connections.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+
+use crate::host::Host;
+
+/// What a server does with each connection.
+#[derive(Clone, Copy)]
+pub enum Service {
+    /// Sends back what comes.
+    Echo,
+    /// Reads and drops.
+    Sink,
+    /// Closes at once.
+    Close,
+}
+
+/// A server thread in a host; ends when dropped.
+pub struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a server.
+pub fn serve(host: &Host, address: SocketAddr, service: Service) -> Result<Server> {
+    let listener = host.in_ns(move || TcpListener::bind(address))??;
+    listener.set_nonblocking(true)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let thread = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            match listener.accept() {
+                Ok((stream, _)) => handle(stream, service),
+                Err(_) => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    });
+    Ok(Server { stop, thread: Some(thread) })
+}
+
+fn handle(mut stream: TcpStream, service: Service) {
+    let mut buffer = vec![0; 1 << 20];
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_nodelay(true);
+    match service {
+        Service::Close => {}
+        Service::Sink => while stream.read(&mut buffer).is_ok_and(|n| n > 0) {},
+        Service::Echo => {
+            while let Ok(n) = stream.read(&mut buffer) {
+                if n == 0 || stream.write_all(&buffer[..n]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Small requests and responses on one connection, each of them one segment with its ACK.
+pub fn small(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
+    host.in_ns(move || -> Result<u64> {
+        let mut stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        let (end, mut n, mut buffer) = (Instant::now() + Duration::from_secs_f64(seconds), 0, [7; 64]);
+        while Instant::now() < end {
+            stream.write_all(&buffer)?;
+            stream.read_exact(&mut buffer)?;
+            n += 1;
+        }
+        Ok(n)
+    })?
+}
+
+/// As much as goes through one connection.
+pub fn bulk(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
+    host.in_ns(move || -> Result<u64> {
+        let mut stream = TcpStream::connect(to)?;
+        let (end, buffer, mut n) = (Instant::now() + Duration::from_secs_f64(seconds), vec![7; 1 << 18], 0);
+        while Instant::now() < end {
+            stream.write_all(&buffer)?;
+            n += buffer.len() as u64;
+        }
+        Ok(n)
+    })?
+}
+
+/// Short connections, one after the other, that carry nothing.
+pub fn short(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
+    host.in_ns(move || -> Result<u64> {
+        let (end, mut n) = (Instant::now() + Duration::from_secs_f64(seconds), 0);
+        while Instant::now() < end {
+            let mut stream = TcpStream::connect(to)?;
+            let _ = stream.read(&mut [0; 1]);
+            n += 1;
+        }
+        Ok(n)
+    })?
+}
