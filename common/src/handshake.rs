@@ -34,7 +34,7 @@ pub struct Handshake {
     pub role: u8,
     /// A [`Former`]: the former connection on this four-tuple.
     pub former: u8,
-    /// [`SYN_ACKED`], [`UNHEALED`], [`MAYBE_DUPLICATE`], [`UNCOUNTED`].
+    /// [`SYN_ACKED`], [`UNHEALED`], [`MAYBE_DUPLICATE`], [`UNCOUNTED`], [`STRANGER`].
     pub flags: u8,
     /// Always zero.
     pub pad: [u8; 3],
@@ -50,6 +50,9 @@ pub const MAYBE_DUPLICATE: u8 = 4;
 
 /// The open is not in the counters of a port space yet: there was none, or it may be a duplicate.
 pub const UNCOUNTED: u8 = 8;
+/// When the record was made nobody knew a port space of the open: floods and scans are made of these,
+/// so only a part of the table is theirs.
+pub const STRANGER: u8 = 16;
 
 /// What a segment meant for a [`Handshake`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +119,7 @@ impl Handshake {
             self.isn.wrapping_add(1),
             self.isn
                 .wrapping_add(1)
-                .wrapping_add(self.syn_payload as u32),
+                .wrapping_add(u32::from(self.syn_payload)),
         );
         if flags & RST != 0 {
             return if flags & ACK == 0 || acceptable {
@@ -179,7 +182,7 @@ impl Handshake {
     #[inline(always)]
     #[must_use]
     pub const fn patience_ns(&self) -> u64 {
-        2 * (self.last_ns - self.first_ns) + 3_000_000_000
+        2 * self.last_ns.saturating_sub(self.first_ns) + 3_000_000_000
     }
 }
 

@@ -225,7 +225,7 @@ impl Moved {
             initiator_port: 0,
             ..*tuple
         };
-        crate::address::mix(portless.hash() ^ isn as u64)
+        crate::address::mix(portless.hash() ^ u64::from(isn))
     }
 
     /// Remembers that the SYN was last seen from `port`.

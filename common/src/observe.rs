@@ -5,7 +5,7 @@
 
 use crate::{
     address::{FourTuple, PortSpaceKey, Role},
-    handshake::{Handshake, MAYBE_DUPLICATE, Step, UNCOUNTED, UNHEALED},
+    handshake::{Handshake, MAYBE_DUPLICATE, STRANGER, SYN_ACKED, Step, UNCOUNTED, UNHEALED},
     histogram::{HANDSHAKE_UNIT_NS, Histogram, REUSE_UNIT_NS, bucket},
     memory::{self, Former, HOLD_MAX_NS, Moved, Set, Stored, Word},
     record::{Event, EventKind, FIRST_PORTS, Global, PortSpace},
@@ -47,8 +47,13 @@ pub trait Tables {
     ) -> bool;
     /// The set of former connections that a hash belongs to.
     fn memory(&mut self, hash: u64) -> Option<&mut Set>;
-    /// The slot of a SYN that may move to another port.
+    /// The slot of a SYN that may move to another port; the numbers after `hash` are other slots.
     fn moved(&mut self, hash: u64) -> Option<&mut u64>;
+    /// How many handshakes are [`STRANGER`]s, and how many may be: the rest of the table is kept for
+    /// port spaces that are known. `None` where there is no such limit.
+    fn strangers(&mut self) -> Option<(&mut u64, u64)> {
+        None
+    }
     /// The number of connections being opened whose hash shares this slot: zero answers for nearly
     /// every pure ACK that no table needs to be asked.
     fn opening(&mut self, hash: u64) -> Option<&mut u64>;
@@ -107,18 +112,27 @@ pub fn observe<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen) {
     let hash = work.segment.tuple.hash();
     if flags & SYN != 0 {
         if flags & (ACK | RST | FIN) == 0 {
-            on_syn(tables, work, seen, hash);
+            apart(|| on_syn(tables, work, seen, hash));
         } else if flags & (ACK | RST | FIN) == ACK {
             on_syn_ack(tables, work, seen, hash);
         }
         return;
     }
     if tables.opening(hash).is_some_and(|n| *n != 0) {
-        on_opening(tables, work, seen, hash);
+        apart(|| on_opening(tables, work, seen, hash));
     }
     if flags & (FIN | RST) != 0 {
         on_close(tables, work, seen, hash);
     }
+}
+
+/// Runs `f` as a function of its own in eBPF, where all that is inlined into one would need more than
+/// the 512 bytes of stack. It gives a number back because the verifier looks at the register of the
+/// result even where there is none.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+fn apart(f: impl FnOnce()) -> u32 {
+    f();
+    0
 }
 
 /// A SYN: a new open, the same one again, or the same one from another port.
@@ -145,20 +159,17 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
         *handshake = *h;
         step
     });
-    match known {
-        Some(Step::Replaced) => {
-            if leave(tables, tuple, hash) {
-                count_unanswered(tables, tuple, key, handshake);
-            }
-        }
-        Some(step) => {
+    if let Some(step) = known {
+        if !matches!(step, Step::Replaced) {
             if matches!(step, Step::Retransmit) && handshake.flags & UNCOUNTED == 0 {
                 *key = PortSpaceKey::wire(tuple, handshake.role);
                 tables.with_space(key, false, |p| T::add(&mut p.syn_retransmits, 1));
             }
             return;
         }
-        None => {}
+        if leave(tables, tuple, hash, handshake.flags) {
+            count_unanswered(tables, tuple, key, handshake);
+        }
     }
     let moved = take_moved(tables, work, seen);
     let Work {
@@ -168,7 +179,10 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
         handshake,
         ..
     } = work;
-    if !moved {
+    if moved {
+        // A SYN-ACK that came on the former port is void.
+        handshake.flags &= !(SYN_ACKED | STRANGER);
+    } else {
         *handshake = Handshake {
             first_ns: seen.now_ns,
             isn: segment.seq,
@@ -196,7 +210,9 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
         {
             handshake.flags |= MAYBE_DUPLICATE | UNCOUNTED;
         }
-    } else {
+    }
+    // What is known of a real connection is worth more than an attempt.
+    if former.is_none_or(|word| matches!(word.state(), Former::Opening)) {
         remember(tables, hash, segment.seq, Former::Opening, seen.now_ns);
     }
     if handshake.flags & UNCOUNTED == 0 {
@@ -212,7 +228,7 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
                 1,
             );
             if former.is_some() {
-                let age = handshake.former_age_ms as u64 * 1_000_000;
+                let age = u64::from(handshake.former_age_ms) * 1_000_000;
                 record::<T>(&mut p.reuse_interval, age, REUSE_UNIT_NS);
             }
         });
@@ -221,10 +237,38 @@ fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
             tables.count(Global::SynsWithoutPortSpace);
         }
     }
-    if tables.insert_handshake(tuple, handshake)
-        && let Some(slot) = tables.opening(hash)
+    enter(tables, tuple, handshake, hash);
+}
+
+/// Adds a record, if there is room for one of its kind.
+#[inline(always)]
+fn enter<T: Tables>(tables: &mut T, tuple: &FourTuple, handshake: &mut Handshake, hash: u64) {
+    // A duplicate of a SYN that was accepted before is no stranger's.
+    if handshake.flags & (UNCOUNTED | MAYBE_DUPLICATE) == UNCOUNTED
+        && let Some((n, most)) = tables.strangers()
     {
-        T::add(slot, 1);
+        if *n >= most {
+            tables.count(Global::HandshakesFull);
+            return;
+        }
+        T::add(n, 1);
+        handshake.flags |= STRANGER;
+    }
+    if tables.insert_handshake(tuple, handshake) {
+        if let Some(slot) = tables.opening(hash) {
+            T::add(slot, 1);
+        }
+    } else {
+        forget_stranger(tables, handshake.flags);
+    }
+}
+
+#[inline(always)]
+fn forget_stranger<T: Tables>(tables: &mut T, flags: u8) {
+    if flags & STRANGER != 0
+        && let Some((n, _)) = tables.strangers()
+    {
+        T::add(n, u64::MAX);
     }
 }
 
@@ -239,10 +283,7 @@ fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen) -> bool {
         ..
     } = work;
     let slot_hash = Moved::hash(tuple, segment.seq);
-    let Some(port) = tables
-        .moved(slot_hash)
-        .and_then(|word| Moved(*word).port_of(slot_hash))
-    else {
+    let Some(port) = find_moved(tables, slot_hash) else {
         return false;
     };
     *before = *tuple;
@@ -252,7 +293,55 @@ fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen) -> bool {
     }
     handshake.isn == segment.seq
         && handshake.ifindex == seen.ifindex
-        && leave(tables, before, before.hash())
+        && leave(tables, before, before.hash(), handshake.flags)
+}
+
+/// Slots in a row that a SYN may have in the table of moved SYNs. With one, another SYN that waits for
+/// its next retransmission would be pushed out now and then, and counted as two opens.
+const MOVED_WAYS: u64 = 4;
+/// The time in a word of [`Moved`].
+const MOVED_TIME_MASK: u64 = (1 << 24) - 1;
+
+/// The port from which a SYN was seen before.
+#[inline(always)]
+fn find_moved<T: Tables>(tables: &mut T, slot_hash: u64) -> Option<u16> {
+    let mut i = 0;
+    while i < MOVED_WAYS {
+        let slot = tables.moved(slot_hash.wrapping_add(i));
+        let port = slot.and_then(|word| Moved(*word).port_of(slot_hash));
+        if port.is_some() {
+            return port;
+        }
+        i += 1;
+    }
+    None
+}
+
+/// Remembers the port from which a SYN was seen, over its former one, else over the oldest.
+#[inline(always)]
+fn note_moved<T: Tables>(tables: &mut T, slot_hash: u64, port: u16, now_ns: u64) {
+    let new = Moved::new(slot_hash, port, now_ns);
+    let (mut victim, mut victim_score) = (0, 0);
+    let mut i = 0;
+    while i < MOVED_WAYS {
+        if let Some(word) = tables.moved(slot_hash.wrapping_add(i)) {
+            let old = Moved(*word);
+            let score = if old.port_of(slot_hash).is_some() {
+                u64::MAX
+            } else if old.0 == 0 {
+                u64::MAX - 1
+            } else {
+                new.0.wrapping_sub(old.0) & MOVED_TIME_MASK
+            };
+            if score > victim_score {
+                (victim, victim_score) = (i, score);
+            }
+        }
+        i += 1;
+    }
+    if let Some(word) = tables.moved(slot_hash.wrapping_add(victim)) {
+        *word = new.0;
+    }
 }
 
 /// A SYN-ACK: the responder has accepted.
@@ -315,12 +404,12 @@ fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64
             tables.with_space(key, false, |p| T::add(&mut p.rsts_after_bare_ack, 1));
         }
         Step::DuplicateSyn => {
-            if leave(tables, tuple, hash) {
+            if leave(tables, tuple, hash, handshake.flags) {
                 tables.with_space(key, false, |p| T::add(&mut p.duplicate_syns, 1));
             }
         }
         Step::Refused | Step::Abandoned => {
-            if !leave(tables, tuple, hash) {
+            if !leave(tables, tuple, hash, handshake.flags) {
                 return;
             }
             let refused = matches!(step, Step::Refused);
@@ -355,7 +444,7 @@ fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash:
         handshake,
         ..
     } = work;
-    if !leave(tables, tuple, hash) {
+    if !leave(tables, tuple, hash, handshake.flags) {
         return;
     }
     remember(tables, hash, handshake.isn, Former::Open, seen.now_ns);
@@ -365,7 +454,7 @@ fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash:
         settle::<T>(p, handshake);
         T::add(&mut p.established, 1);
         established = p.established;
-        let took = seen.now_ns - handshake.first_ns;
+        let took = seen.now_ns.saturating_sub(handshake.first_ns);
         record::<T>(&mut p.handshake_duration, took, HANDSHAKE_UNIT_NS);
         if handshake.bare_acks > 0 {
             T::add(&mut p.healed, 1);
@@ -397,9 +486,7 @@ fn on_bare_ack<T: Tables>(tables: &mut T, work: &mut Work, unhealed_now: bool, n
         ..
     } = work;
     let slot_hash = Moved::hash(tuple, handshake.isn);
-    if let Some(slot) = tables.moved(slot_hash) {
-        *slot = Moved::new(slot_hash, tuple.initiator_port, now_ns).0;
-    }
+    note_moved(tables, slot_hash, tuple.initiator_port, now_ns);
     // A former connection that was completed proves that the port space is real.
     let closed = was_closed_within_hold(handshake);
     let known = closed || matches!(handshake.former(), Former::Open);
@@ -420,6 +507,9 @@ fn on_bare_ack<T: Tables>(tables: &mut T, work: &mut Work, unhealed_now: bool, n
         }
     });
     if !counted {
+        // Nothing was settled, so that is left to the outcome.
+        let before = handshake.flags & !MAYBE_DUPLICATE;
+        tables.with_handshake(tuple, |h| h.flags = before);
         tables.count(Global::BareAcksWithoutPortSpace);
         return;
     }
@@ -493,7 +583,7 @@ pub fn sweep<T: Tables>(
         *handshake = *h;
         is_expired(h, now_ns, patience_ns)
     });
-    if expired == Some(true) && leave(tables, tuple, tuple.hash()) {
+    if expired == Some(true) && leave(tables, tuple, tuple.hash(), handshake.flags) {
         count_unanswered(tables, tuple, key, handshake);
     }
 }
@@ -548,22 +638,23 @@ fn settle<T: Tables>(space: &mut PortSpace, h: &Handshake) {
         T::add(&mut space.opens, 1);
         T::add(
             &mut space.syn_retransmits,
-            (h.syns as u64).saturating_sub(1),
+            u64::from(h.syns).saturating_sub(1),
         );
     }
 }
 
 #[inline(always)]
 fn was_closed_within_hold(h: &Handshake) -> bool {
-    h.former().is_closed() && h.former_age_ms as u64 <= HOLD_MAX_NS / 1_000_000
+    h.former().is_closed() && u64::from(h.former_age_ms) <= HOLD_MAX_NS / 1_000_000
 }
 
-/// Removes a record, and says whether this was the caller who removed it.
+/// Removes a record with these flags, and says whether this was the caller who removed it.
 #[inline(always)]
-fn leave<T: Tables>(tables: &mut T, tuple: &FourTuple, hash: u64) -> bool {
+fn leave<T: Tables>(tables: &mut T, tuple: &FourTuple, hash: u64, flags: u8) -> bool {
     if !tables.remove_handshake(tuple) {
         return false;
     }
+    forget_stranger(tables, flags);
     if let Some(slot) = tables.opening(hash) {
         T::add(slot, u64::MAX);
     }

@@ -29,7 +29,7 @@ pub struct PortSpace {
     pub failed: u64,
     /// SYNs sent again, recognised by their ISN, also when a NAT moves them to another port.
     pub syn_retransmits: u64,
-    /// Bare ACKs that answered a SYN: the sum of the five that follow.
+    /// Bare ACKs that answered a SYN: the sum of the four that follow.
     pub bare_acks: u64,
     /// … where the former connection on the four-tuple was closed within the hold.
     pub bare_acks_closed: u64,

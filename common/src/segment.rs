@@ -176,6 +176,9 @@ fn locate_ipv6<B: Bytes>(bytes: &B, offset: usize) -> Result<Located, NotSegment
         if next == IPPROTO_TCP {
             break;
         }
+        if !matches!(next, 0 | 43 | 44 | 51 | 60) {
+            return Err(NotSegment::NotTcp);
+        }
         let following = bytes.u8(at).ok_or(NotSegment::Truncated)?;
         let units = bytes.u8(at + 1).ok_or(NotSegment::Truncated)? as usize;
         match next {
@@ -189,8 +192,7 @@ fn locate_ipv6<B: Bytes>(bytes: &B, offset: usize) -> Result<Located, NotSegment
                 at += 8;
             }
             // Authentication Header counts in units of four bytes (RFC 4302 section 2.2).
-            51 => at += (units + 2) * 4,
-            _ => return Err(NotSegment::NotTcp),
+            _ => at += (units + 2) * 4,
         }
         next = following;
         i += 1;
@@ -248,7 +250,26 @@ pub fn read_into<B: Bytes>(
     segment: &mut Segment,
 ) -> Result<(), NotSegment> {
     let truncated = NotSegment::Truncated;
-    let tuple = &mut segment.tuple;
+    read_tuple(bytes, at, &mut segment.tuple)?;
+    segment.flags = at.flags;
+    segment.seq = bytes.u32(at.tcp_offset + 4).ok_or(truncated)?;
+    segment.ack = bytes.u32(at.tcp_offset + 8).ok_or(truncated)?;
+    segment.payload_len = at.payload_len;
+    segment.payload_offset = at.payload_offset;
+    Ok(())
+}
+
+/// Reads addresses and ports of a located segment, as if the sender were the initiator.
+///
+/// # Errors
+/// [`NotSegment::Truncated`] if the bytes at hand end too early.
+#[inline(always)]
+pub fn read_tuple<B: Bytes>(
+    bytes: &B,
+    at: &Located,
+    tuple: &mut FourTuple,
+) -> Result<(), NotSegment> {
+    let truncated = NotSegment::Truncated;
     if at.is_v6 {
         tuple.initiator = bytes.array16(at.ip_offset + 8).ok_or(truncated)?;
         tuple.responder = bytes.array16(at.ip_offset + 24).ok_or(truncated)?;
@@ -258,10 +279,5 @@ pub fn read_into<B: Bytes>(
     }
     tuple.initiator_port = bytes.u16(at.tcp_offset).ok_or(truncated)?;
     tuple.responder_port = bytes.u16(at.tcp_offset + 2).ok_or(truncated)?;
-    segment.flags = at.flags;
-    segment.seq = bytes.u32(at.tcp_offset + 4).ok_or(truncated)?;
-    segment.ack = bytes.u32(at.tcp_offset + 8).ok_or(truncated)?;
-    segment.payload_len = at.payload_len;
-    segment.payload_offset = at.payload_offset;
     Ok(())
 }

@@ -95,3 +95,8 @@ offsets! {
     /// 1 if the socket hooks are restricted to the namespaces in [`crate::maps::NETNS`].
     RESTRICT_NETNS,
 }
+
+/// How many connections being opened may belong to no known port space: seven eighths of the smallest
+/// [`crate::maps::HANDSHAKES`] that is planned, so that a flood never fills it.
+#[unsafe(no_mangle)]
+pub static STRANGERS_MAX: Global<u32> = Global::new(3584);

@@ -8,7 +8,7 @@
 //! - [`sweep`]: gives up opens that stay without outcome, on demand.
 #![no_std]
 #![allow(internal_features, reason = "atomic addition: see tables.rs")]
-#![feature(core_intrinsics)]
+#![feature(asm_experimental_arch, core_intrinsics)]
 #![no_main]
 
 mod census;

@@ -20,8 +20,9 @@ pub static HANDSHAKES: HashMap<FourTuple, Handshake> = HashMap::with_max_entries
 /// that this costs a pure ACK a few instructions instead of a hash look-up.
 #[map]
 pub static OPENING: Array<u64> = Array::with_max_entries(OPENING_SLOTS, 0);
-/// Slots of [`OPENING`]; a power of two.
-pub const OPENING_SLOTS: u32 = 1 << 16;
+/// Slots of [`OPENING`]; a power of two. Small enough to stay in the cache: of 100 connections being
+/// opened at once, every fortieth pure ACK of others costs a look-up in vain.
+pub const OPENING_SLOTS: u32 = 1 << 12;
 
 /// Counters by port space.
 #[map]
@@ -35,7 +36,11 @@ pub static MEMORY: Array<Set> = Array::with_max_entries(1024, 0);
 #[map]
 pub static MOVED: Array<u64> = Array::with_max_entries(MOVED_SLOTS, 0);
 /// Slots of [`MOVED`]; a power of two.
-pub const MOVED_SLOTS: u32 = 4096;
+pub const MOVED_SLOTS: u32 = 1 << 13;
+
+/// How many of [`HANDSHAKES`] belong to no known port space.
+#[map]
+pub static STRANGERS: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Source ports of completed handshakes, in two generations: the user side reads and empties one
 /// while this side fills the other.

@@ -5,7 +5,7 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::classifier, programs::TcContext};
 use tuplewatch_common::{
-    address::{PortSpaceKey, Role},
+    address::{FourTuple, PortSpaceKey, Role},
     bytes::Bytes,
     histogram::SEARCH_UNIT_NS,
     observe::{Seen, Tables as _, is_plain_data, observe, record},
@@ -66,7 +66,7 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
             if at.flags & (SYN | FIN | RST) == 0 && !is_being_opened(&bytes, &at) {
                 return;
             }
-            linear::<HEADER, EGRESS>(ctx);
+            linear::<EGRESS>(ctx, pack(&at), at.payload_len);
         }
         Err(NotSegment::Truncated) => not_linear::<HEADER, EGRESS>(ctx),
         Err(NotSegment::Fragment) => count(Global::Fragments),
@@ -78,16 +78,33 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
 /// Something that shares the segment's hash is being opened.
 #[inline(always)]
 fn is_being_opened<B: Bytes>(bytes: &B, at: &Located) -> bool {
-    segment::read(bytes, at)
-        .is_ok_and(|segment| Maps.opening(segment.tuple.hash()).is_some_and(|n| *n != 0))
+    let mut tuple = FourTuple::default();
+    segment::read_tuple(bytes, at, &mut tuple).is_ok()
+        && Maps.opening(tuple.hash()).is_some_and(|n| *n != 0)
 }
 
 /// A function of its own, as is [`not_linear`], so that the stacks of both do not add up.
 #[inline(never)]
-fn linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
-    let bytes = Linear::new(ctx);
-    if let Ok(at) = locate::<_, HEADER>(ctx, &bytes) {
-        take::<_, EGRESS>(ctx, &bytes, &at);
+fn linear<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32) {
+    take::<_, EGRESS>(ctx, &Linear::new(ctx), &unpack(packed, payload_len));
+}
+
+/// What was located, in a register: finding it again would cost as much as a look-up.
+#[inline(always)]
+fn pack(at: &Located) -> u64 {
+    at.tcp_offset as u64 | (at.ip_offset as u64) << 16 | (at.flags as u64) << 32 | (at.is_v6 as u64) << 40
+}
+
+/// The inverse. The masks tell the verifier what the offsets can be.
+#[inline(always)]
+fn unpack(packed: u64, payload_len: u32) -> Located {
+    Located {
+        tcp_offset: packed as usize & 0x3fff,
+        ip_offset: (packed >> 16) as usize & 0x1f,
+        flags: (packed >> 32) as u8,
+        is_v6: packed >> 40 & 1 != 0,
+        payload_len,
+        payload_offset: 0,
     }
 }
 

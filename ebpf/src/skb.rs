@@ -21,8 +21,9 @@ impl Linear {
         }
     }
 
+    /// Where the field is, if it lies within the linear part.
     #[inline(always)]
-    fn at<T: Copy>(&self, offset: usize) -> Option<T> {
+    fn at(&self, offset: usize, size: usize) -> Option<usize> {
         // The end is read anew for each check. Otherwise the compiler proves some checks from earlier
         // ones (the TCP header lies behind the IP header) and drops them, while the verifier cannot
         // follow such a proof over offsets that vary.
@@ -31,39 +32,65 @@ impl Linear {
         let start = self.data + offset;
         // `start + 1 > end` would be compiled to `start >= end`, which at offset 0 tells the verifier
         // nothing; no header ends with its first byte, so two bytes are asked for.
-        let size = if size_of::<T>() == 1 {
-            2
-        } else {
-            size_of::<T>()
-        };
-        if start + size > end {
-            return None;
-        }
-        // SAFETY: the bytes lie within the packet, as the verifier sees from the check above.
-        Some(unsafe { core::ptr::read_unaligned(start as *const T) })
+        if start + if size == 1 { 2 } else { size } > end { None } else { Some(start) }
     }
+}
+
+macro_rules! load {
+    ($name:ident, $width:literal, $type:ty) => {
+        /// Loads a field in the byte order of the packet.
+        ///
+        /// The fields of a packet are not aligned. The target can load them all the same (the
+        /// verifier sees to it that the machine can too), but the compiler, which does not know,
+        /// would put each one together from single bytes.
+        #[inline(always)]
+        fn $name(&self, offset: usize) -> Option<$type> {
+            let start = self.at(offset, size_of::<$type>())?;
+            let value: u64;
+            // SAFETY: the bytes lie within the packet, as the verifier sees from the check above. The
+            // statement has side effects as far as the compiler knows, so it stays behind the check.
+            unsafe {
+                core::arch::asm!(
+                    concat!("{value} = *(", $width, " *)({start} + 0)"),
+                    value = out(reg) value,
+                    start = in(reg) start,
+                    options(nostack, readonly),
+                );
+            }
+            Some(value as $type)
+        }
+    };
+}
+
+impl Linear {
+    load!(load_u8, "u8", u8);
+    load!(load_u16, "u16", u16);
+    load!(load_u32, "u32", u32);
+    load!(load_u64, "u64", u64);
 }
 
 impl Bytes for Linear {
     #[inline(always)]
     fn u8(&self, offset: usize) -> Option<u8> {
-        self.at(offset)
+        self.load_u8(offset)
     }
     #[inline(always)]
     fn u16(&self, offset: usize) -> Option<u16> {
-        self.at(offset).map(u16::from_be)
+        self.load_u16(offset).map(u16::from_be)
     }
     #[inline(always)]
     fn u32(&self, offset: usize) -> Option<u32> {
-        self.at(offset).map(u32::from_be)
+        self.load_u32(offset).map(u32::from_be)
     }
     #[inline(always)]
     fn array4(&self, offset: usize) -> Option<[u8; 4]> {
-        self.at(offset)
+        self.load_u32(offset).map(u32::to_ne_bytes)
     }
     #[inline(always)]
     fn array16(&self, offset: usize) -> Option<[u8; 16]> {
-        self.at(offset)
+        let low = self.load_u64(offset)? as u128;
+        let high = self.load_u64(offset + 8)? as u128;
+        Some((low | high << 64).to_ne_bytes())
     }
     #[inline(always)]
     fn wire_len(&self) -> usize {
@@ -74,26 +101,47 @@ impl Bytes for Linear {
 /// An skb read by one helper call per field: slow, for the rare one whose headers are not linear.
 pub struct Anywhere<'a>(pub &'a TcContext);
 
+impl Anywhere<'_> {
+    /// Four bytes in network byte order. Everything that is read stands at least four bytes before
+    /// the end of its header, so shorter fields are cut out of these.
+    #[inline(always)]
+    fn word(&self, offset: usize) -> Option<u32> {
+        u32::try_from(word(self.0, offset)).ok()
+    }
+}
+
+/// A function of its own, so that there is one local for the helper to write to instead of one per
+/// field. Above 32 bits for a failure.
+#[inline(never)]
+fn word(ctx: &TcContext, offset: usize) -> u64 {
+    ctx.load::<u32>(offset).map_or(u64::MAX, |word| u32::from_be(word) as u64)
+}
+
 impl Bytes for Anywhere<'_> {
     #[inline(always)]
     fn u8(&self, offset: usize) -> Option<u8> {
-        self.0.load(offset).ok()
+        self.word(offset).map(|w| (w >> 24) as u8)
     }
     #[inline(always)]
     fn u16(&self, offset: usize) -> Option<u16> {
-        self.0.load(offset).ok().map(u16::from_be)
+        self.word(offset).map(|w| (w >> 16) as u16)
     }
     #[inline(always)]
     fn u32(&self, offset: usize) -> Option<u32> {
-        self.0.load(offset).ok().map(u32::from_be)
+        self.word(offset)
     }
     #[inline(always)]
     fn array4(&self, offset: usize) -> Option<[u8; 4]> {
-        self.0.load(offset).ok()
+        self.word(offset).map(u32::to_be_bytes)
     }
     #[inline(always)]
     fn array16(&self, offset: usize) -> Option<[u8; 16]> {
-        self.0.load(offset).ok()
+        let [a, b] = [self.array4(offset)?, self.array4(offset + 4)?];
+        let [c, d] = [self.array4(offset + 8)?, self.array4(offset + 12)?];
+        Some([
+            a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1],
+            d[2], d[3],
+        ])
     }
     #[inline(always)]
     fn wire_len(&self) -> usize {

@@ -12,11 +12,11 @@ use tuplewatch_common::{
 };
 
 use crate::{
-    layout::MEMORY_SETS,
+    layout::{MEMORY_SETS, STRANGERS_MAX},
     maps::{
         CONFIG, CONFIG_BITMAP_FROM, CONFIG_GENERATION, EVENTS, HANDSHAKES, MEMORY, MOVED,
-        MOVED_SLOTS, OPENING, OPENING_SLOTS, PORT_SPACES, PORTS_EVEN, PORTS_ODD, ZERO_BITMAP,
-        ZERO_SPACE, count,
+        MOVED_SLOTS, OPENING, OPENING_SLOTS, PORT_SPACES, PORTS_EVEN, PORTS_ODD, STRANGERS,
+        ZERO_BITMAP, ZERO_SPACE, count,
     },
 };
 
@@ -74,6 +74,13 @@ impl Tables for Maps {
         let slot = MOVED.get_ptr_mut(hash as u32 & (MOVED_SLOTS - 1))?;
         // SAFETY: as above.
         Some(unsafe { &mut *slot })
+    }
+
+    #[inline(always)]
+    fn strangers(&mut self) -> Option<(&mut u64, u64)> {
+        let n = STRANGERS.get_ptr_mut(0)?;
+        // SAFETY: as above; it is changed atomically only.
+        Some((unsafe { &mut *n }, u64::from(STRANGERS_MAX.load())))
     }
 
     #[inline(always)]

@@ -11,7 +11,8 @@ use super::{
     pool,
     report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
     signature::{self, Context},
-    tables::{Space, Tables},
+    space::Space,
+    tables::Tables,
     threshold::Thresholds,
     time::Moment,
 };
@@ -73,11 +74,10 @@ impl Engine {
     #[must_use]
     pub fn overview(&self, top: usize) -> Overview {
         let mut spaces: Vec<(&PortSpaceKey, &Space)> = self.tables.spaces.iter().collect();
-        let window = |s: &Space| s.window(self.now, self.thresholds.window);
         spaces.sort_by_cached_key(|(key, space)| {
-            let w = window(space);
-            let trouble = space.episode.is_some() || w.no_local_port > 0;
-            std::cmp::Reverse((trouble, w.opens + w.bare_acks, space.census.in_use, **key))
+            let opens = space.opens(self.now, self.thresholds.window);
+            let trouble = space.episode.is_some();
+            std::cmp::Reverse((trouble, opens, space.census.in_use, **key))
         });
         let rest = spaces.split_off(top.min(spaces.len()));
         let other = rest
@@ -117,9 +117,9 @@ impl Engine {
                 .as_ref()
                 .map_or(0, super::ports::Ports::distinct),
             budget: self.budget(key, space),
-            reuse_interval: space.histograms.reuse_interval,
-            handshake_duration: space.histograms.handshake_duration,
-            port_search: space.histograms.port_search,
+            reuse_interval: space.reuse_interval(),
+            handshake_duration: space.handshake_duration(),
+            port_search: space.port_search(),
         }
     }
 

@@ -6,11 +6,15 @@
 pub mod alert;
 pub mod engine;
 pub mod finding;
+pub mod history;
 pub mod observation;
+pub mod openers;
 pub mod pool;
 pub mod ports;
 pub mod report;
 pub mod signature;
+pub mod space;
 pub mod tables;
 pub mod threshold;
 pub mod time;
+mod totals;

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf,
     programs::{SchedClassifier, TcAttachType, loaded_programs},
@@ -25,7 +25,10 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let lab = Pair::new(PairConfig::default())?;
     let _empty = attach_empty(&lab.server)?;
     let agent = lab.server.agent(AgentConfig::with_args(["--netns", &lab.server.netns_inode().to_string()]))?;
-    agent.wait_ready(Duration::from_secs(30))?;
+    let ready = agent.wait_ready(Duration::from_secs(30))?;
+    for hook in ready["hooks"].as_array().context("hooks")? {
+        ensure!(hook["state"] == "ok", "nothing to measure: {hook}");
+    }
     let address = |port| SocketAddr::new(lab.service().ip(), port);
     let _echo = traffic::serve(&lab.server, address(9001), traffic::Service::Echo)?;
     let _sink = traffic::serve(&lab.server, address(9002), traffic::Service::Sink)?;

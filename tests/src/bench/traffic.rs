@@ -44,14 +44,15 @@ impl Drop for Server {
 /// Starts a server.
 pub fn serve(host: &Host, address: SocketAddr, service: Service) -> Result<Server> {
     let listener = host.in_ns(move || TcpListener::bind(address))??;
-    listener.set_nonblocking(true)?;
+    // accept() wakes up now and then to see whether it is over; between two connections it must not
+    // sleep by itself, or every one would meet cold caches.
+    socket2::SockRef::from(&listener).set_read_timeout(Some(Duration::from_millis(100)))?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let thread = std::thread::spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
-            match listener.accept() {
-                Ok((stream, _)) => handle(stream, service),
-                Err(_) => std::thread::sleep(Duration::from_micros(50)),
+            if let Ok((stream, _)) = listener.accept() {
+                handle(stream, service);
             }
         }
     });
@@ -59,8 +60,8 @@ pub fn serve(host: &Host, address: SocketAddr, service: Service) -> Result<Serve
 }
 
 fn handle(mut stream: TcpStream, service: Service) {
-    let mut buffer = vec![0; 1 << 20];
-    let _ = stream.set_nonblocking(false);
+    let mut buffer = vec![0; if matches!(service, Service::Sink) { 1 << 20 } else { 4096 }];
+    let _ = stream.set_read_timeout(None);
     let _ = stream.set_nodelay(true);
     match service {
         Service::Close => {}

@@ -16,7 +16,7 @@ use crate::core::{
     pool,
     ports::Ports,
     report::Totals,
-    tables::{Episode, Space},
+    space::{Episode, Space},
 };
 
 /// Samples shown in a finding.

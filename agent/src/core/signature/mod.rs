@@ -11,7 +11,8 @@ use tuplewatch_common::address::{Point, PortSpaceKey, Role};
 
 use super::{
     finding::{Finding, Verdict},
-    tables::{Space, Tables},
+    space::Space,
+    tables::Tables,
     threshold::Thresholds,
     time::Moment,
 };

@@ -43,7 +43,7 @@ pub struct ReaderState {
 #[derive(Default)]
 struct Seen {
     activity: u64,
-    /// Looks without any activity.
+    /// Looks without any change.
     quiet: u32,
     ports_told: usize,
 }
@@ -71,7 +71,10 @@ impl Kernel {
             globals,
             local_budget: clock::local_budget(),
         };
-        self.make_room(&mut snapshot)?;
+        self.make_room(&snapshot)?;
+        // What did not change need not be taken in again.
+        let seen = &self.reader.seen;
+        snapshot.spaces.retain(|(key, _)| seen.get(key).is_none_or(|s| s.quiet == 0));
         Ok(snapshot)
     }
 
@@ -172,16 +175,16 @@ impl Kernel {
 
     /// Forgets the port spaces that matter least when the table is nearly full, and openers and sockets
     /// that have gone. A port space that is forgotten begins again at zero when it comes back.
-    fn make_room(&mut self, snapshot: &mut Snapshot) -> anyhow::Result<()> {
+    fn make_room(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
         let room = self.hash("PORT_SPACES")?.info()?.max_entries() as usize;
-        let activity = |space: &PortSpace| space.opens + space.established + space.bare_acks;
         let mut quiet = Vec::new();
         for (key, space) in &snapshot.spaces {
             let seen = self.reader.seen.entry(*key).or_default();
-            if seen.activity == activity(space) {
+            let activity = activity(space);
+            if seen.activity == activity {
                 seen.quiet += 1;
             } else {
-                seen.activity = activity(space);
+                seen.activity = activity;
                 seen.quiet = 0;
             }
             // Nothing for so many looks, and never anything wrong with it.
@@ -240,6 +243,22 @@ impl Kernel {
         }
         Ok(())
     }
+}
+
+/// A number that grows with every change of the counters.
+fn activity(p: &PortSpace) -> u64 {
+    let outcomes = p.established + p.refused + p.syn_timeouts + p.abandoned + p.half_open + p.failed;
+    let trouble = p.no_local_port
+        + p.syn_retransmits
+        + p.bare_acks
+        + p.duplicate_syns
+        + p.rsts_after_bare_ack
+        + p.unhealed
+        + p.resets_received
+        + p.resets_sent
+        + p.data_retransmits;
+    let searches: u64 = p.port_search.iter().sum();
+    p.opens + outcomes + trouble + p.closed + searches
 }
 
 fn set_bits(bitmap: &PortBitmap) -> Vec<u16> {

@@ -1,0 +1,55 @@
+//! Arithmetic of totals.
+
+use tuplewatch_common::record::PortSpace;
+
+use super::report::Totals;
+
+macro_rules! totals {
+    ($($field:ident),* $(,)?) => {
+        impl From<&PortSpace> for Totals {
+            fn from(raw: &PortSpace) -> Self {
+                Self { $($field: raw.$field),* }
+            }
+        }
+
+        impl Totals {
+            /// What was counted since `earlier`.
+            #[must_use]
+            pub fn minus(&self, earlier: &Self) -> Self {
+                Self { $($field: self.$field.saturating_sub(earlier.$field)),* }
+            }
+
+            /// Both together.
+            #[must_use]
+            pub fn plus(&self, other: &Self) -> Self {
+                Self { $($field: self.$field + other.$field),* }
+            }
+        }
+    };
+}
+
+totals!(
+    opens,
+    established,
+    refused,
+    syn_timeouts,
+    abandoned,
+    half_open,
+    no_local_port,
+    failed,
+    syn_retransmits,
+    bare_acks,
+    bare_acks_closed,
+    bare_acks_open,
+    bare_acks_half_open,
+    bare_acks_unknown,
+    duplicate_syns,
+    no_listener,
+    rsts_after_bare_ack,
+    healed,
+    unhealed,
+    reuse_accepted,
+    resets_received,
+    resets_sent,
+    data_retransmits,
+);

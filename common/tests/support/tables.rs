@@ -1,0 +1,213 @@
+//! The tables of `observe`, in memory.
+
+use std::collections::{BTreeSet, HashMap};
+
+use tuplewatch_common::{
+    address::{FourTuple, PortSpaceKey},
+    handshake::{Handshake, UNCOUNTED},
+    memory::Set,
+    observe::{Tables, Work, is_expired, sweep},
+    record::{Event, Global, PortSpace},
+};
+
+/// How much the tables hold. Small values make the paths run that a full table takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub handshakes: usize,
+    /// How many of them may be of opens in no known port space.
+    pub strangers: u64,
+    pub spaces: usize,
+    pub bitmaps: usize,
+    /// Powers of two.
+    pub memory_sets: usize,
+    pub moved_slots: usize,
+    pub opening_slots: usize,
+}
+
+impl Limits {
+    /// Nothing gets full.
+    pub const ROOMY: Self = Self {
+        handshakes: 1 << 20,
+        strangers: 1 << 20,
+        spaces: 1 << 20,
+        bitmaps: 1 << 20,
+        memory_sets: 1 << 12,
+        // As many as the kernel side has.
+        moved_slots: 1 << 12,
+        opening_slots: 1 << 12,
+    };
+
+    /// Nothing gets full in a short program, and little has to be cleared.
+    pub const ROOMY_BUT_SMALL: Self = Self {
+        memory_sets: 1 << 6,
+        moved_slots: 1 << 6,
+        opening_slots: 1 << 4,
+        ..Self::ROOMY
+    };
+
+    /// Everything gets full, and nearly everything shares a slot.
+    pub const TIGHT: Self = Self {
+        handshakes: 4,
+        strangers: 2,
+        spaces: 2,
+        bitmaps: 1,
+        memory_sets: 1,
+        moved_slots: 1,
+        opening_slots: 2,
+    };
+}
+
+/// Tables in memory that behave as the BPF maps do: no order, bounded, every refusal counted.
+pub struct InMemory {
+    limits: Limits,
+    pub handshakes: HashMap<FourTuple, Handshake>,
+    pub spaces: HashMap<PortSpaceKey, PortSpace>,
+    pub bitmaps: HashMap<PortSpaceKey, BTreeSet<u16>>,
+    pub memory: Vec<Set>,
+    pub moved: Vec<u64>,
+    pub opening: Vec<u64>,
+    pub strangers: u64,
+    pub events: Vec<Event>,
+    pub globals: [u64; Global::COUNT as usize],
+    /// Opens that a port space counted but whose record found no room: they have no outcome.
+    pub lost_opens: HashMap<PortSpaceKey, u64>,
+}
+
+impl InMemory {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            handshakes: HashMap::new(),
+            spaces: HashMap::new(),
+            bitmaps: HashMap::new(),
+            memory: vec![Set::default(); limits.memory_sets],
+            moved: vec![0; limits.moved_slots],
+            opening: vec![0; limits.opening_slots],
+            strangers: 0,
+            events: Vec::new(),
+            globals: [0; Global::COUNT as usize],
+            lost_opens: HashMap::new(),
+        }
+    }
+
+    /// The slot of `opening` that a tuple belongs to.
+    pub fn opening_slot(&self, tuple: &FourTuple) -> usize {
+        self.slot(tuple.hash())
+    }
+
+    fn slot(&self, hash: u64) -> usize {
+        (hash >> 20) as usize & (self.opening.len() - 1)
+    }
+
+    pub fn global(&self, what: Global) -> u64 {
+        self.globals[what as usize]
+    }
+
+    /// Sweeps every record that is due.
+    pub fn sweep_all(&mut self, work: &mut Work, now_ns: u64, patience_ns: u64) {
+        let mut due: Vec<FourTuple> = self
+            .handshakes
+            .iter()
+            .filter(|(_, h)| is_expired(h, now_ns, patience_ns))
+            .map(|(tuple, _)| *tuple)
+            .collect();
+        due.sort_unstable();
+        for tuple in due {
+            sweep(self, work, &tuple, now_ns, patience_ns);
+        }
+    }
+
+    /// Source ports of completed handshakes, as the user side puts them together.
+    pub fn ports(&self, key: &PortSpaceKey) -> BTreeSet<u16> {
+        let mut ports = self.bitmaps.get(key).cloned().unwrap_or_default();
+        if let Some(space) = self.spaces.get(key) {
+            ports.extend(&space.first_ports[..space.ports_noted as usize]);
+        }
+        ports
+    }
+}
+
+impl Tables for InMemory {
+    fn with_handshake<R>(
+        &mut self,
+        tuple: &FourTuple,
+        f: impl FnOnce(&mut Handshake) -> R,
+    ) -> Option<R> {
+        self.handshakes.get_mut(tuple).map(f)
+    }
+
+    fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool {
+        let room = self.handshakes.len() < self.limits.handshakes;
+        if !room || self.handshakes.contains_key(tuple) {
+            self.count(Global::HandshakesFull);
+            if handshake.flags & UNCOUNTED == 0 {
+                let key = PortSpaceKey::wire(tuple, handshake.role);
+                *self.lost_opens.entry(key).or_default() += 1;
+            }
+            return false;
+        }
+        self.handshakes.insert(*tuple, *handshake);
+        true
+    }
+
+    fn remove_handshake(&mut self, tuple: &FourTuple) -> bool {
+        self.handshakes.remove(tuple).is_some()
+    }
+
+    fn with_space(
+        &mut self,
+        key: &PortSpaceKey,
+        create: bool,
+        f: impl FnOnce(&mut PortSpace),
+    ) -> bool {
+        if create && !self.spaces.contains_key(key) {
+            if self.spaces.len() < self.limits.spaces {
+                self.spaces.insert(*key, PortSpace::default());
+            } else {
+                self.count(Global::PortSpacesFull);
+            }
+        }
+        self.spaces.get_mut(key).map(f).is_some()
+    }
+
+    fn memory(&mut self, hash: u64) -> Option<&mut Set> {
+        let i = hash as usize & (self.memory.len() - 1);
+        self.memory.get_mut(i)
+    }
+
+    fn moved(&mut self, hash: u64) -> Option<&mut u64> {
+        let i = hash as usize & (self.moved.len() - 1);
+        self.moved.get_mut(i)
+    }
+
+    fn strangers(&mut self) -> Option<(&mut u64, u64)> {
+        Some((&mut self.strangers, self.limits.strangers))
+    }
+
+    fn opening(&mut self, hash: u64) -> Option<&mut u64> {
+        let i = self.slot(hash);
+        self.opening.get_mut(i)
+    }
+
+    fn mark_port(&mut self, key: &PortSpaceKey, port: u16, _established: u64) {
+        if let Some(bitmap) = self.bitmaps.get_mut(key) {
+            bitmap.insert(port);
+        } else if self.bitmaps.len() < self.limits.bitmaps {
+            self.bitmaps.insert(*key, BTreeSet::from([port]));
+        } else {
+            self.count(Global::BitmapsFull);
+        }
+    }
+
+    fn emit(&mut self, event: &Event) {
+        self.events.push(*event);
+    }
+
+    fn add(counter: &mut u64, n: u64) {
+        *counter = counter.wrapping_add(n);
+    }
+
+    fn count(&mut self, what: Global) {
+        self.globals[what as usize] += 1;
+    }
+}

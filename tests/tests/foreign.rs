@@ -1,0 +1,198 @@
+//! Somebody else's programs on the same interface, which end the chain with OK as a CNI's do: we
+//! still see every packet, and they still run.
+
+mod support;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use aya::Ebpf;
+use aya::maps::PerCpuArray;
+use aya::programs::tc::{self, NlOptions, TcAttachOptions, TcHandle};
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use support::kernel::{chain, is_hooked};
+use support::{Place, SECOND, fresh, nothing_told, total, watch};
+use tuplewatch_tests::prelude::*;
+
+const SIDES: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
+
+/// A program of somebody else on both sides of an interface; gone when dropped.
+struct Foreign {
+    ebpf: Ebpf,
+}
+
+/// The object of the foreign program: `$TUPLEWATCH_FOREIGN_OBJECT`, else where `cargo xtask build`
+/// puts it.
+fn object() -> Result<Vec<u8>> {
+    let path = std::env::var_os("TUPLEWATCH_FOREIGN_OBJECT").map_or_else(
+        || {
+            PathBuf::from(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/../target/bpf/tuplewatch-ebpf-foreign.o"
+            ))
+        },
+        PathBuf::from,
+    );
+    std::fs::read(&path).with_context(|| {
+        format!(
+            "{} is missing: `cargo xtask build`, or set TUPLEWATCH_FOREIGN_OBJECT",
+            path.display()
+        )
+    })
+}
+
+impl Foreign {
+    fn attach(host: &Host, how: impl Fn() -> TcAttachOptions + Sync) -> Result<Self> {
+        let object = object()?;
+        host.in_ns(|| -> Result<Self> {
+            let mut ebpf = Ebpf::load(&object)?;
+            let program: &mut SchedClassifier = ebpf
+                .program_mut("foreign_ok")
+                .context("foreign_ok")?
+                .try_into()?;
+            program.load()?;
+            for side in SIDES {
+                let link = program.attach_with_options("eth0", side, how())?;
+                if matches!(how(), TcAttachOptions::Netlink(_)) {
+                    // It would be detached by its interface's number, in whatever namespace the
+                    // dropping thread is in. It goes with the host.
+                    std::mem::forget(program.take_link(link)?);
+                }
+            }
+            Ok(Self { ebpf })
+        })?
+    }
+
+    /// At this place of the tcx chains.
+    fn tcx(host: &Host, order: impl Fn() -> LinkOrder + Sync) -> Result<Self> {
+        Self::attach(host, || TcAttachOptions::TcxOrder(order()))
+    }
+
+    /// As filters of a clsact qdisc, as before Linux 6.6.
+    fn clsact(host: &Host) -> Result<Self> {
+        host.in_ns(|| tc::qdisc_add_clsact("eth0"))??;
+        Self::attach(host, || {
+            TcAttachOptions::Netlink(NlOptions {
+                priority: 1,
+                handle: TcHandle::new(0, 1),
+                ..NlOptions::default()
+            })
+        })
+    }
+
+    /// How many packets it has seen.
+    fn runs(&self) -> Result<u64> {
+        let map = PerCpuArray::<_, u64>::try_from(self.ebpf.map("RUNS").context("RUNS")?)?;
+        Ok(map.get(&0, 0)?.iter().sum())
+    }
+}
+
+/// Makes 20 connections: the agent must count them all, and the foreign program must see the packets
+/// of every one.
+fn both_see(pair: &Pair, agent: &Agent, foreign: &Foreign, before: u64) -> Result<()> {
+    let load = LoadConfig {
+        count: Some(20),
+        rate: 50.0,
+        ..LoadConfig::new(pair.service())
+    };
+    let runs = foreign.runs()?;
+    let packets = |truth: Truth| {
+        let counters = truth.host("server").counters;
+        counters.tcp_in + counters.tcp_out
+    };
+    let sent = packets(pair.truth()?);
+    assert_eq!(pair.client.load(&load)?.wait()?.ok, 20);
+    pair.settle(SECOND, 20 * SECOND)?;
+    let space = Place::responder(pair.client_address(), pair.service()).of(&fresh(agent)?)?;
+    assert_eq!(total(&space, "opens"), before + 20, "{space}");
+    assert_eq!(total(&space, "established"), before + 20, "{space}");
+    let (ran, sent) = (foreign.runs()? - runs, packets(pair.truth()?) - sent);
+    // It sees neighbour discovery too.
+    assert!(ran >= sent, "it ran {ran} times for {sent} packets");
+    nothing_told(agent)
+}
+
+fn first_of(pair: &Pair, side: TcAttachType) -> Result<String> {
+    let programs = chain(&pair.server, "eth0", side)?;
+    programs.into_iter().next().context("an empty chain")
+}
+
+/// It was there before us: we go in front of it.
+#[test]
+fn a_tcx_program_before_us() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.serve()?;
+    let foreign = Foreign::tcx(&pair.server, LinkOrder::first)?;
+    let agent = watch(&pair.server, &[])?;
+    assert_eq!(
+        chain(&pair.server, "eth0", TcAttachType::Ingress)?,
+        ["tuplewatch_in", "foreign_ok"]
+    );
+    both_see(&pair, &agent, &foreign, 0)
+}
+
+/// It comes later and takes the first place: until we are first again we are blind, then no more.
+#[test]
+fn a_tcx_program_after_us() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.serve()?;
+    let agent = watch(&pair.server, &[])?;
+    let foreign = Foreign::tcx(&pair.server, LinkOrder::first)?;
+    assert!(
+        wait_for(20 * SECOND, || is_hooked(&pair.server, "eth0")),
+        "{:?}",
+        chain(&pair.server, "eth0", TcAttachType::Ingress)?
+    );
+    for side in SIDES {
+        assert_ne!(first_of(&pair, side)?, "foreign_ok");
+        assert_eq!(chain(&pair.server, "eth0", side)?.len(), 2);
+    }
+    both_see(&pair, &agent, &foreign, 0)?;
+    // The foreign program stays alone when we go.
+    assert_eq!(agent.terminate()?.code(), Some(0));
+    for side in SIDES {
+        assert!(wait_for(10 * SECOND, || {
+            chain(&pair.server, "eth0", side).is_ok_and(|c| c == ["foreign_ok"])
+        }));
+    }
+    Ok(())
+}
+
+/// It goes behind us, as a well-mannered one does.
+#[test]
+fn a_tcx_program_behind_us() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.serve()?;
+    let agent = watch(&pair.server, &[])?;
+    let foreign = Foreign::tcx(&pair.server, LinkOrder::last)?;
+    both_see(&pair, &agent, &foreign, 0)?;
+    both_see(&pair, &agent, &foreign, 20)
+}
+
+/// A clsact filter that was there before us.
+#[test]
+fn a_clsact_filter_before_us() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.serve()?;
+    let foreign = Foreign::clsact(&pair.server)?;
+    let agent = watch(&pair.server, &[])?;
+    both_see(&pair, &agent, &foreign, 0)?;
+    // The filter and its qdisc are left alone when we go.
+    assert_eq!(agent.terminate()?.code(), Some(0));
+    let filters = pair
+        .server
+        .exec("tc", ["filter", "show", "dev", "eth0", "ingress"])?;
+    assert!(filters.stdout.contains("foreign_ok"), "{}", filters.stdout);
+    assert!(!filters.stdout.contains("tuplewatch"), "{}", filters.stdout);
+    Ok(())
+}
+
+/// A clsact filter that comes after us.
+#[test]
+fn a_clsact_filter_after_us() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.serve()?;
+    let agent = watch(&pair.server, &[])?;
+    let foreign = Foreign::clsact(&pair.server)?;
+    both_see(&pair, &agent, &foreign, 0)
+}
