@@ -122,11 +122,13 @@ impl Handshake {
                 .wrapping_add(u32::from(self.syn_payload)),
         );
         if flags & RST != 0 {
-            return if flags & ACK == 0 || acceptable {
-                Step::Refused
+            // Before the SYN-ACK the initiator drops a RST without ACK (RFC 9293 section 3.10.7.3).
+            let obeyed = if flags & ACK == 0 {
+                self.is_syn_acked()
             } else {
-                Step::None
+                acceptable
             };
+            return if obeyed { Step::Refused } else { Step::None };
         }
         if flags & (SYN | ACK) == SYN | ACK {
             if !acceptable || self.is_syn_acked() {

@@ -55,8 +55,9 @@ mod tests {
         let before = h.before(Moment(300 * S), Duration::from_secs(60));
         assert!((2375..=2425).contains(&before), "{before}");
         assert!(h.0.len() < 30, "{}", h.0.len());
-        // Nothing happens for long.
+        // Nothing happens for long: the value of the last entry holds.
         h.note(Moment(900 * S), 3000, Duration::from_secs(60));
-        assert_eq!(h.before(Moment(900 * S), Duration::from_secs(60)), 2980.max(3000 - 30));
+        h.note(Moment(961 * S), 3000, Duration::from_secs(60));
+        assert_eq!(h.before(Moment(961 * S), Duration::from_secs(60)), 3000);
     }
 }

@@ -92,6 +92,28 @@ fn refused() {
     });
 }
 
+/// RFC 9293 section 3.10.7.3: in SYN-SENT a RST without ACK is dropped. It answers a stray segment of the
+/// former connection.
+#[test]
+fn a_rst_without_ack_refuses_no_syn() {
+    both_roles(|role| {
+        let mut host = Host::new(role);
+        earn_a_port_space(&mut host, 1);
+        let flow = Flow::from_port(40_000);
+        host.see(flow.there(SYN, 7, 0)).see(flow.back(RST, 77, 0));
+        assert_eq!(host.space(&flow).refused, 0);
+        host.see(flow.back(SYN | ACK, 1, 8));
+        let p = host.see(flow.back(RST, 2, 0)).space(&flow);
+        assert_eq!((p.opens, p.refused), (2, 1), "after the SYN-ACK");
+        host.see(flow.there(SYN, 9, 0))
+            .see(flow.back(RST, 77, 0))
+            .see(flow.back(SYN | ACK, 1, 10))
+            .see(flow.there(ACK, 10, 2));
+        let p = host.space(&flow);
+        assert_eq!((p.opens, p.established), (3, 2));
+    });
+}
+
 #[test]
 fn a_syn_sent_again_is_counted_once_for_each_packet() {
     let mut host = Host::new(Role::Initiator);

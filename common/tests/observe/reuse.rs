@@ -291,6 +291,24 @@ fn closed_before_its_open_was_seen() {
     );
 }
 
+#[test]
+fn a_stranger_that_earned_its_port_space_by_a_bare_ack_and_moved() {
+    let mut host = Host::new(Role::Responder);
+    let (flow, other) = (Flow::from_port(40_000), Flow::from_port(40_001));
+    host.see(flow.back(FIN | ACK, 901, OLD)).wait(5 * S);
+    host.see(flow.there(SYN, 5, 0));
+    assert_eq!(host.tables.strangers, 1);
+    host.see(flow.back(ACK, 902, OLD))
+        .see(flow.there(RST, OLD, 0))
+        .see(other.there(SYN, 5, 0));
+    assert_eq!(host.tables.strangers, 0);
+    host.see(other.back(SYN | ACK, 70, 6))
+        .see(other.there(ACK, 6, 71));
+    let p = host.space(&flow);
+    assert_eq!((p.opens, p.established, p.healed), (1, 1, 1));
+    host.end();
+}
+
 /// Without a listener even an acceptable SYN gets the bare ACK, then RST.
 #[test]
 fn no_listener() {
