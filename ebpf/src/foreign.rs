@@ -15,7 +15,7 @@ static RUNS: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 /// `TC_ACT_OK`: ends the chain.
 #[classifier]
-pub fn foreign_ok(_: TcContext) -> i32 {
+fn foreign_ok(_: TcContext) -> i32 {
     if let Some(runs) = RUNS.get_ptr_mut(0) {
         // SAFETY: a per-CPU value, valid while the program runs.
         unsafe { *runs += 1 }
@@ -25,7 +25,7 @@ pub fn foreign_ok(_: TcContext) -> i32 {
 
 /// Does nothing.
 #[classifier]
-pub fn empty(_: TcContext) -> i32 {
+fn empty(_: TcContext) -> i32 {
     -1
 }
 

@@ -96,7 +96,7 @@ offsets! {
     RESTRICT_NETNS,
 }
 
-/// How many connections being opened may belong to no known port space: seven eighths of the smallest
-/// [`crate::maps::HANDSHAKES`] that is planned, so that a flood never fills it.
+/// How many connections being opened may belong to no known port space: a part of
+/// [`crate::maps::HANDSHAKES`], so that a flood never fills it.
 #[unsafe(no_mangle)]
 pub static STRANGERS_MAX: Global<u32> = Global::new(3584);

@@ -1,13 +1,21 @@
 //! The kernel side of tuplewatch: one file per hook, named as the kernel names it.
 //!
-//! - [`packet`]: traffic control classifiers, both directions;
-//! - [`lifecycle`]: `inet_sock_set_state`;
-//! - [`retransmit`]: `tcp_retransmit_skb`;
-//! - [`reset`]: `tcp_send_reset` and `tcp_receive_reset`;
-//! - [`census`]: walks the kernel's hash tables on demand;
-//! - [`sweep`]: gives up opens that stay without outcome, on demand.
+//! - `packet`: traffic control classifiers, both directions;
+//! - `lifecycle`: `inet_sock_set_state`;
+//! - `retransmit`: `tcp_retransmit_skb`;
+//! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
+//! - `census`: walks the kernel's hash tables on demand;
+//! - `sweep`: gives up opens that stay without outcome, on demand.
 #![no_std]
 #![allow(internal_features, reason = "atomic addition: see tables.rs")]
+#![expect(
+    clippy::cast_lossless,
+    reason = "`as` between integers of known width reads better than `From` in arithmetic on offsets"
+)]
+#![expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "what is borrowed is not copied to the stack, which has 512 bytes"
+)]
 #![feature(asm_experimental_arch, core_intrinsics)]
 #![no_main]
 

@@ -92,7 +92,10 @@ fn linear<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32) {
 /// What was located, in a register: finding it again would cost as much as a look-up.
 #[inline(always)]
 fn pack(at: &Located) -> u64 {
-    at.tcp_offset as u64 | (at.ip_offset as u64) << 16 | (at.flags as u64) << 32 | (at.is_v6 as u64) << 40
+    at.tcp_offset as u64
+        | (at.ip_offset as u64) << 16
+        | (at.flags as u64) << 32
+        | (at.is_v6 as u64) << 40
 }
 
 /// The inverse. The masks tell the verifier what the offsets can be.
@@ -196,6 +199,6 @@ fn note_search(segment: &Segment, now_ns: u64) {
     note.started_ns = 0;
     let key = PortSpaceKey::wire(&segment.tuple, Role::Initiator as u8);
     with_space(&key, false, |p| {
-        record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS)
+        record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS);
     });
 }

@@ -32,7 +32,11 @@ impl Linear {
         let start = self.data + offset;
         // `start + 1 > end` would be compiled to `start >= end`, which at offset 0 tells the verifier
         // nothing; no header ends with its first byte, so two bytes are asked for.
-        if start + if size == 1 { 2 } else { size } > end { None } else { Some(start) }
+        if start + if size == 1 { 2 } else { size } > end {
+            None
+        } else {
+            Some(start)
+        }
     }
 }
 
@@ -114,7 +118,8 @@ impl Anywhere<'_> {
 /// field. Above 32 bits for a failure.
 #[inline(never)]
 fn word(ctx: &TcContext, offset: usize) -> u64 {
-    ctx.load::<u32>(offset).map_or(u64::MAX, |word| u32::from_be(word) as u64)
+    ctx.load::<u32>(offset)
+        .map_or(u64::MAX, |word| u32::from_be(word) as u64)
 }
 
 impl Bytes for Anywhere<'_> {

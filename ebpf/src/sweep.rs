@@ -5,6 +5,7 @@ use aya_ebpf::{
     EbpfContext as _, helpers::bpf_ktime_get_ns, macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
+use aya_log_ebpf::debug;
 use tuplewatch_common::observe;
 
 use crate::{
@@ -19,6 +20,7 @@ pub fn sweep(ctx: RawTracePointContext) -> i32 {
     let args = ctx.as_ptr().cast::<u64>();
     // SAFETY: a raw tracepoint program may read twelve arguments.
     let (n, patience_ns) = unsafe { (*args, *args.add(1)) };
+    debug!(&ctx, "sweep: {} opens without outcome", n);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let Some(storage) = ON_DEMAND.get_ptr_mut(0) else {

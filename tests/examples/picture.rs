@@ -7,7 +7,8 @@ use anyhow::Result;
 use tuplewatch_tests::prelude::*;
 
 fn main() -> Result<()> {
-    let binary = std::env::var("TUPLEWATCH_BIN").unwrap_or_else(|_| "target/release/tuplewatch".into());
+    let binary =
+        std::env::var("TUPLEWATCH_BIN").unwrap_or_else(|_| "target/release/tuplewatch".into());
     let binary = std::fs::canonicalize(binary)?;
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;

@@ -1,5 +1,6 @@
 //! The kernel's own counters and socket tables, as text files under `/proc/<pid>/net`.
 
+use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -181,6 +182,39 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// CPU time of a process, user and kernel, in seconds.
+///
+/// # Errors
+/// If the process is gone.
+pub fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command in parentheses may hold spaces; utime and stime are fields 14 and 15.
+    let (_, rest) = stat
+        .rsplit_once(')')
+        .context("/proc/PID/stat without a command")?;
+    let ticks: u64 = rest
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(str::parse::<u64>)
+        .sum::<Result<_, _>>()?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Resident memory of a process in bytes.
+///
+/// # Errors
+/// If the process is gone.
+pub fn rss_bytes(pid: u32) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmRSS:"))
+        .context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib << 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,34 +246,4 @@ mod tests {
         let stat = NetCounters::parse_sockstat("sockets: used 5\nTCP: inuse 1 orphan 0 tw 3\n");
         assert_eq!(stat.get("TCP.tw"), 3);
     }
-}
-
-use anyhow::Context as _;
-
-/// CPU time of a process, user and kernel, in seconds.
-///
-/// # Errors
-/// If the process is gone.
-pub fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command in parentheses may hold spaces; utime and stime are fields 14 and 15.
-    let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a command")?;
-    let ticks: u64 = rest
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(str::parse::<u64>)
-        .sum::<Result<_, _>>()?;
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
-}
-
-/// Resident memory of a process in bytes.
-///
-/// # Errors
-/// If the process is gone.
-pub fn rss_bytes(pid: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib << 10)
 }

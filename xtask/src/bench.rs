@@ -34,7 +34,13 @@ pub fn command(paths: &Paths, args: &Args) -> Result<()> {
     build::build(paths, &build::Args::default())?;
     // Both binaries: the benchmark starts the lab's peers.
     let mut peers = paths.lab_cargo();
-    peers.args(["build", "--release", "--package", "tuplewatch-tests", "--bins"]);
+    peers.args([
+        "build",
+        "--release",
+        "--package",
+        "tuplewatch-tests",
+        "--bins",
+    ]);
     say!("bench: {}", crate::step::command_line(&peers));
     if !peers.status()?.success() {
         bail!("the benchmark does not build; the compiler's messages are above");

@@ -15,6 +15,8 @@ use crate::{
     step::{self, Elapsed, say},
 };
 
+/// The eBPF package.
+const EBPF: &str = "tuplewatch-ebpf";
 /// The crates of the eBPF package, whose unstable features a stable compiler accepts if this list is `RUSTC_BOOTSTRAP`.
 const EBPF_CRATES: &str = "tuplewatch_ebpf,tuplewatch_ebpf_foreign";
 
@@ -33,10 +35,14 @@ pub struct Args {
 enum Step {
     /// Formatting
     Fmt,
-    /// Lints of all packages and targets
+    /// Lints of all packages and targets of the user side
     Clippy,
+    /// Lints of the kernel side
+    EbpfClippy,
     /// Documentation without warnings
     Doc,
+    /// Documentation of the kernel side
+    EbpfDoc,
     /// Unit and property tests
     Unit,
     /// The fuzz targets compile
@@ -46,10 +52,12 @@ enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Fmt,
         Self::Clippy,
+        Self::EbpfClippy,
         Self::Doc,
+        Self::EbpfDoc,
         Self::Unit,
         Self::Fuzz,
         Self::E2e,
@@ -59,7 +67,9 @@ impl Step {
         match self {
             Self::Fmt => "fmt",
             Self::Clippy => "clippy",
+            Self::EbpfClippy => "ebpf-clippy",
             Self::Doc => "doc",
+            Self::EbpfDoc => "ebpf-doc",
             Self::Unit => "unit",
             Self::Fuzz => "fuzz",
             Self::E2e => "e2e",
@@ -71,6 +81,8 @@ impl Step {
         match self {
             Self::Fmt => Needs::LINTS,
             Self::Clippy => Needs::LINTS | Needs::BUILD,
+            Self::EbpfClippy => Needs::LINTS,
+            Self::EbpfDoc => Needs::NOTHING,
             Self::Doc | Self::Unit => Needs::BUILD,
             Self::Fuzz => Needs::FUZZ,
             Self::E2e => Needs::BUILD | Needs::LAB,
@@ -85,7 +97,8 @@ impl Step {
     /// The cargo command of this step.
     ///
     /// Lints and documentation of the eBPF package are made as if for the host, with the stable compiler: what they
-    /// find does not depend on the target. Its unstable features are opened for its crates alone.
+    /// find does not depend on the target. Its unstable features are opened for its crates alone. It goes by itself,
+    /// because in one command with the agent it would get the features of shared packages that need `std`.
     fn cargo(self, paths: &Paths, filter: Option<&str>) -> Command {
         let mut cargo = if self == Self::E2e {
             paths.lab_cargo()
@@ -95,17 +108,24 @@ impl Step {
         match self {
             Self::Fmt => cargo.args(["fmt", "--all", "--check"]),
             Self::Clippy => cargo
-                .args(["clippy", "--workspace", "--all-targets", "--keep-going"])
+                .args(["clippy", "--workspace", "--exclude", EBPF])
+                .args(["--all-targets", "--keep-going"])
+                .args(["--", "--deny", "warnings"]),
+            Self::EbpfClippy => cargo
+                .args(["clippy", "--package", EBPF, "--keep-going"])
                 .args(["--", "--deny", "warnings"])
                 .env("RUSTC_BOOTSTRAP", EBPF_CRATES),
             Self::Doc => cargo
-                .args(["doc", "--workspace", "--no-deps"])
+                .args(["doc", "--workspace", "--exclude", EBPF, "--no-deps"])
+                .env("RUSTDOCFLAGS", "--deny warnings"),
+            Self::EbpfDoc => cargo
+                .args(["doc", "--package", EBPF, "--no-deps"])
                 .env("RUSTDOCFLAGS", "--deny warnings")
                 .env("RUSTC_BOOTSTRAP", EBPF_CRATES),
             Self::Unit => cargo
                 .args(["test", "--workspace", "--no-fail-fast"])
                 .args(["--exclude", "tuplewatch-tests"])
-                .args(["--exclude", "tuplewatch-ebpf"])
+                .args(["--exclude", EBPF])
                 .args(filter),
             Self::Fuzz => cargo
                 .args(["check", "--manifest-path"])

@@ -61,6 +61,10 @@ pub struct RunArgs {
     /// Set a threshold, such as alert.resolve=30s (repeat for several; a wrong name lists all).
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_setting)]
     settings: Vec<String>,
+    /// Load the kernel side with its diagnostics on; they go to the log
+    /// (RUST_LOG=tuplewatch=debug).
+    #[arg(long)]
+    kernel_log: bool,
     /// Stop after this time.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(super) duration: Option<Duration>,
@@ -157,8 +161,15 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     // Before the kernel side: a typo in an option must not cost a start.
     let sinks = runtime.block_on(async { args.sinks(screen) })?;
     let kernel = Kernel::start(&options).map_err(|error| {
-        let code = if matches!(error, LoadError::Permission(_)) { 77 } else { 1 };
-        Failure { code, error: error.into() }
+        let code = if matches!(error, LoadError::Permission(_)) {
+            77
+        } else {
+            1
+        };
+        Failure {
+            code,
+            error: error.into(),
+        }
     })?;
     runtime.block_on(Agent::new(kernel, thresholds, sinks).watch(args))?;
     Ok(())
@@ -168,7 +179,8 @@ impl RunArgs {
     /// How often the summary is written.
     pub(super) fn summary_interval(&self) -> Duration {
         let live = self.format == Format::Text && io::stdout().is_terminal();
-        self.summary_interval.unwrap_or(Duration::from_secs(if live { 2 } else { 10 }))
+        self.summary_interval
+            .unwrap_or(Duration::from_secs(if live { 2 } else { 10 }))
     }
 
     fn sinks(&self, screen: Screen) -> Result<Sinks, Failure> {
@@ -188,8 +200,11 @@ impl RunArgs {
                 ExportedAs::Delta => Temporality::Delta,
             }),
         };
-        let otlp = Otlp::start(&config, clock, env!("CARGO_PKG_VERSION"))
-            .map_err(|error| Failure { code: 78, error: error.into() })?;
+        let otlp =
+            Otlp::start(&config, clock, env!("CARGO_PKG_VERSION")).map_err(|error| Failure {
+                code: 78,
+                error: error.into(),
+            })?;
         if let Some(otlp) = otlp {
             sinks.push(otlp);
         }
@@ -204,6 +219,7 @@ fn options(args: &RunArgs) -> anyhow::Result<Options> {
     plan.ring = args.ring_buffer << 10;
     Ok(Options {
         plan,
+        kernel_log: args.kernel_log,
         interfaces: InterfaceOptions {
             include: args.interfaces.clone(),
             exclude: args.exclude_interfaces.clone(),
@@ -215,4 +231,3 @@ fn options(args: &RunArgs) -> anyhow::Result<Options> {
             .collect::<anyhow::Result<_>>()?,
     })
 }
-

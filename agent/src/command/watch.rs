@@ -35,7 +35,12 @@ const SETTLE: Duration = Duration::from_millis(200);
 
 impl Agent {
     pub(super) fn new(kernel: Kernel, thresholds: Thresholds, sinks: Sinks) -> Self {
-        Self { kernel, engine: Engine::new(thresholds), sinks, cgroups: Cgroups::default() }
+        Self {
+            kernel,
+            engine: Engine::new(thresholds),
+            sinks,
+            cgroups: Cgroups::default(),
+        }
     }
 
     /// Watches until SIGINT, SIGTERM or the end of the time asked for.
@@ -107,6 +112,7 @@ impl Agent {
         let snapshot = self.kernel.snapshot(census)?;
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
+        self.kernel.flush_diagnostics();
         self.sinks.changes(snapshot.now, &changes)?;
         Ok(())
     }

@@ -34,10 +34,10 @@ impl Openers {
     /// Takes the totals of the source; `keep` is the longest window asked for.
     pub fn take(&mut self, now: Moment, openers: &[(OpenerKey, Opener)], keep: Duration) {
         for (key, total) in openers {
-            let state = self
-                .0
-                .entry(*key)
-                .or_insert_with(|| State { total: *total, opens: History::from_zero(now) });
+            let state = self.0.entry(*key).or_insert_with(|| State {
+                total: *total,
+                opens: History::from_zero(now),
+            });
             // An entry that the source forgot begins again.
             if total.opens < state.total.opens {
                 state.opens = History::from_zero(now);
@@ -45,7 +45,8 @@ impl Openers {
             state.total = *total;
             state.opens.note(now, total.opens, keep);
         }
-        self.0.retain(|_, s| now.since(Moment(s.total.last_ns)) < IDLE);
+        self.0
+            .retain(|_, s| now.since(Moment(s.total.last_ns)) < IDLE);
     }
 
     /// Those that `wanted` picks and that opened something in the window, busiest first.
@@ -62,7 +63,10 @@ impl Openers {
             .map(|(key, state)| OpenerRate {
                 key: *key,
                 total: state.total,
-                opens: state.total.opens.saturating_sub(state.opens.before(now, window)),
+                opens: state
+                    .total
+                    .opens
+                    .saturating_sub(state.opens.before(now, window)),
             })
             .filter(|rate| rate.opens > 0)
             .collect();

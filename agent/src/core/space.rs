@@ -103,7 +103,11 @@ impl Space {
     /// A port space seen for the first time.
     #[must_use]
     pub fn new(now: Moment) -> Self {
-        Self { last_change: now, opens: History::from_zero(now), ..Self::default() }
+        Self {
+            last_change: now,
+            opens: History::from_zero(now),
+            ..Self::default()
+        }
     }
 
     /// Opens in the last `window`.
@@ -117,10 +121,17 @@ impl Space {
     #[must_use]
     pub fn window(&self, now: Moment, window: Duration) -> Totals {
         let since = self.episode.as_ref().map_or(self.totals, |episode| {
-            let old = episode.history.iter().rev().find(|(at, _)| now.since(*at) >= window);
+            let old = episode
+                .history
+                .iter()
+                .rev()
+                .find(|(at, _)| now.since(*at) >= window);
             old.map_or(episode.baseline, |(_, totals)| *totals)
         });
-        Totals { opens: self.opens(now, window), ..self.totals.minus(&since) }
+        Totals {
+            opens: self.opens(now, window),
+            ..self.totals.minus(&since)
+        }
     }
 
     /// Totals of the histogram of reuse intervals.
@@ -143,7 +154,10 @@ impl Space {
 
     fn histogram(&self, of: fn(&PortSpace) -> &[u64; BUCKETS]) -> [u64; BUCKETS] {
         let mut sum = *of(&self.raw);
-        for (sum, n) in sum.iter_mut().zip(self.before_restart.iter().flat_map(|p| of(p))) {
+        for (sum, n) in sum
+            .iter_mut()
+            .zip(self.before_restart.iter().flat_map(|p| of(p)))
+        {
             *sum += n;
         }
         sum
@@ -198,7 +212,10 @@ impl Space {
     pub fn sample(&mut self, event: &Event) {
         let former = Former::from_u8(event.former);
         let known = !matches!(former, Former::None);
-        self.waiting.push((event.tuple.initiator_port, known.then_some(event.former_age_ms)));
+        self.waiting.push((
+            event.tuple.initiator_port,
+            known.then_some(event.former_age_ms),
+        ));
         self.samples.push_back(Refused {
             sample: Sample {
                 time_ns: event.time_ns,
@@ -230,14 +247,24 @@ impl Space {
     /// what is older than `keep`.
     pub fn settle(&mut self, now: Moment, keep: Duration) {
         self.opens.note(now, self.totals.opens, keep);
-        while self.time_wait.front().is_some_and(|(at, _)| now.since(*at) > keep) {
+        while self
+            .time_wait
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > keep)
+        {
             self.time_wait.pop_front();
         }
-        if self.episode.as_ref().is_some_and(|e| now.since(e.last_symptom) > keep) {
+        if self
+            .episode
+            .as_ref()
+            .is_some_and(|e| now.since(e.last_symptom) > keep)
+        {
             self.episode = None;
             self.samples = VecDeque::new();
         }
-        let Some(episode) = &mut self.episode else { return };
+        let Some(episode) = &mut self.episode else {
+            return;
+        };
         episode.history.push_back((now, self.totals));
         while episode.history.len() > 2 && now.since(episode.history[1].0) >= keep {
             episode.history.pop_front();

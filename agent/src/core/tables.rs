@@ -46,7 +46,10 @@ impl Tables {
         let now = snapshot.now;
         self.first.get_or_insert(now);
         for (key, raw) in &snapshot.spaces {
-            self.spaces.entry(*key).or_insert_with(|| Space::new(now)).take(now, raw);
+            self.spaces
+                .entry(*key)
+                .or_insert_with(|| Space::new(now))
+                .take(now, raw);
         }
         if let Some(rows) = &snapshot.census {
             self.census(now, rows);
@@ -79,7 +82,10 @@ impl Tables {
             } else {
                 continue;
             };
-            self.spaces.entry(key).or_insert_with(|| Space::new(now)).sample(event);
+            self.spaces
+                .entry(key)
+                .or_insert_with(|| Space::new(now))
+                .sample(event);
         }
         self.join();
     }
@@ -104,8 +110,15 @@ impl Tables {
     /// Whether a bare ACK that a socket met was seen on the wire too.
     #[must_use]
     pub fn is_on_wire(&self, socket: &PortSpaceKey) -> bool {
-        let wire = PortSpaceKey { point: Point::Wire as u8, netns: 0, ..*socket };
-        let has_wire = self.spaces.get(&wire).is_some_and(|s| s.totals.bare_acks > 0);
+        let wire = PortSpaceKey {
+            point: Point::Wire as u8,
+            netns: 0,
+            ..*socket
+        };
+        let has_wire = self
+            .spaces
+            .get(&wire)
+            .is_some_and(|s| s.totals.bare_acks > 0);
         has_wire || self.joined.values().any(|s| s == socket)
     }
 
@@ -127,7 +140,11 @@ impl Tables {
             // A row whose local port has no listener belongs to the initiator if an open of that port
             // space was seen; else its role stays unknown, and nobody claims it.
             let unknown = key.role == Role::Unknown as u8;
-            let role = if unknown { Role::Initiator as u8 } else { key.role };
+            let role = if unknown {
+                Role::Initiator as u8
+            } else {
+                key.role
+            };
             sums.entry((Space3::from(key), role)).or_default().add(row);
         }
         for (key, space) in &mut self.spaces {
@@ -139,16 +156,25 @@ impl Tables {
     fn ports(&mut self, snapshot: &Snapshot, ageing: Duration) {
         let now = snapshot.now;
         let mut room = PORTS.saturating_sub(
-            self.spaces.values().filter_map(|s| s.ports.as_ref()).map(|p| p.distinct() as usize).sum(),
+            self.spaces
+                .values()
+                .filter_map(|s| s.ports.as_ref())
+                .map(|p| p.distinct() as usize)
+                .sum(),
         );
         for (key, ports) in &snapshot.ports {
-            let Some(space) = self.spaces.get_mut(key) else { continue };
+            let Some(space) = self.spaces.get_mut(key) else {
+                continue;
+            };
             if space.ports.is_none() && room < ports.len() {
                 continue;
             }
             room = room.saturating_sub(ports.len());
             let established = space.totals.established;
-            space.ports.get_or_insert_default().note(now, ports, established);
+            space
+                .ports
+                .get_or_insert_default()
+                .note(now, ports, established);
         }
         // Not at every look: it goes through all ports.
         if now.since(self.aged) < ageing / 30 {

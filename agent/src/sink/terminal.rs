@@ -139,11 +139,11 @@ impl Terminal {
         let mut lines = vec![style.paint(paint, &head)];
         // Room for the heads and for the cursor; permanent lines keep half of a small screen.
         let room = (size.rows / 2).saturating_sub(3).clamp(1, SPACES);
-        let shown = &overview.spaces[..overview.spaces.len().min(room)];
+        let shown = table::shown(&overview.spaces, room);
         if shown.is_empty() {
             lines.push(style.paint(Paint::Dim, "no connection was opened yet"));
         } else {
-            lines.extend(table::table(shown, width, style));
+            lines.extend(table::table(&shown, width, style));
         }
         lines
     }

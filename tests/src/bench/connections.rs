@@ -29,7 +29,10 @@ pub(super) fn run(options: &Options) -> Result<()> {
     host.sysctl("net.ipv4.tcp_tw_reuse", "1")?;
     host.sysctl("net.ipv4.ip_local_port_range", "1024 65000")?;
     let address: SocketAddr = "127.0.0.1:8080".parse()?;
-    let _server = host.serve(&ServeConfig { inline: 4, ..ServeConfig::new(address) })?;
+    let _server = host.serve(&ServeConfig {
+        inline: 4,
+        ..ServeConfig::new(address)
+    })?;
     let tools: Vec<_> = ["/usr/sbin/tcplife", "/usr/sbin/tcpstates"]
         .into_iter()
         .filter(|path| std::path::Path::new(path).exists())
@@ -53,10 +56,23 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     println!("  (without anything: {:.0} connections/s)", median(&rates));
     let ratio = median(&ratios[0]);
-    line("with the agent, of without", &format!("{ratio:.3}"), ">= 0.97", ratio >= 0.97);
-    println!("  {:<52} {:>19.2} us", "agent's own CPU per connection", median(&cpu));
+    line(
+        "with the agent, of without",
+        &format!("{ratio:.3}"),
+        ">= 0.97",
+        ratio >= 0.97,
+    );
+    println!(
+        "  {:<52} {:>19.2} us",
+        "agent's own CPU per connection",
+        median(&cpu)
+    );
     for (i, tool) in tools.iter().enumerate() {
-        println!("  {:<52} {:>22.3}", format!("with {tool}, of without"), median(&ratios[i + 1]));
+        println!(
+            "  {:<52} {:>22.3}",
+            format!("with {tool}, of without"),
+            median(&ratios[i + 1])
+        );
     }
     if tools.is_empty() {
         println!("  (no peer tools: apt-get install libbpf-tools)");
@@ -83,10 +99,21 @@ fn rate(host: &Host, to: SocketAddr, seconds: f64, beside: Beside) -> Result<(f6
         }
         _ => None,
     };
-    let before = agent.as_ref().map(|a| procnet::cpu_seconds(a.pid())).transpose()?;
-    let load = host.load(&LoadConfig { rate: 0.0, seconds, concurrency: 4, ..LoadConfig::new(to) })?;
+    let before = agent
+        .as_ref()
+        .map(|a| procnet::cpu_seconds(a.pid()))
+        .transpose()?;
+    let load = host.load(&LoadConfig {
+        rate: 0.0,
+        seconds,
+        concurrency: 4,
+        ..LoadConfig::new(to)
+    })?;
     let report = load.wait()?;
-    let after = agent.as_ref().map(|a| procnet::cpu_seconds(a.pid())).transpose()?;
+    let after = agent
+        .as_ref()
+        .map(|a| procnet::cpu_seconds(a.pid()))
+        .transpose()?;
     let us = match (before, after) {
         (Some(b), Some(a)) => (a - b) * 1e6 / report.connected.max(1) as f64,
         _ => 0.0,

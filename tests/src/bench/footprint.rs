@@ -21,7 +21,14 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let lab = Lab::new()?;
         let host = lab.host("host")?;
         let started = Instant::now();
-        let args = ["--interface", "lo", "--netns", &host.netns_inode().to_string(), "--summary-interval", "1s"];
+        let args = [
+            "--interface",
+            "lo",
+            "--netns",
+            &host.netns_inode().to_string(),
+            "--summary-interval",
+            "1s",
+        ];
         let agent = host.agent(AgentConfig::with_args(args))?;
         let ready = agent.wait_ready(Duration::from_secs(30))?;
         starts.push(started.elapsed().as_secs_f64());
@@ -48,7 +55,17 @@ pub(super) fn run(options: &Options) -> Result<()> {
         agent.terminate()?;
     }
     let (start, mib) = (median(&starts), median(&memory));
-    line("start to first observation", &format!("{start:.2} s"), "<= 2 s", start <= 2.0);
-    line("RSS and maps with 10,000 port spaces", &format!("{mib:.1} MiB"), "<= 40 MiB", mib <= 40.0);
+    line(
+        "start to first observation",
+        &format!("{start:.2} s"),
+        "<= 2 s",
+        start <= 2.0,
+    );
+    line(
+        "RSS and maps with 10,000 port spaces",
+        &format!("{mib:.1} MiB"),
+        "<= 40 MiB",
+        mib <= 40.0,
+    );
     Ok(())
 }

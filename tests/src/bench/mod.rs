@@ -42,7 +42,13 @@ pub enum Part {
 /// If the lab, the agent or a peer cannot be started.
 pub fn run(options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_none_or(|only| only == part);
-    println!("kernel {}, {} CPUs, {} rounds of {} s", kernel()?, cpus()?, options.rounds, options.seconds);
+    println!(
+        "kernel {}, {} CPUs, {} rounds of {} s",
+        kernel()?,
+        cpus()?,
+        options.rounds,
+        options.seconds
+    );
     if wanted(Part::Packet) {
         packet::run(options)?;
     }
@@ -56,7 +62,9 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn kernel() -> Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned())
+    Ok(std::fs::read_to_string("/proc/sys/kernel/osrelease")?
+        .trim()
+        .to_owned())
 }
 
 fn cpus() -> Result<usize> {
@@ -76,5 +84,8 @@ fn median(values: &[f64]) -> f64 {
 
 /// A line of the table: name, figure, what is asked for, and whether it is met.
 fn line(name: &str, figure: &str, target: &str, met: bool) {
-    println!("  {name:<52} {figure:>22}   {target:<14} {}", if met { "met" } else { "MISSED" });
+    println!(
+        "  {name:<52} {figure:>22}   {target:<14} {}",
+        if met { "met" } else { "MISSED" }
+    );
 }

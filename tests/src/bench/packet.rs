@@ -24,7 +24,10 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
     let lab = Pair::new(PairConfig::default())?;
     let _empty = attach_empty(&lab.server)?;
-    let agent = lab.server.agent(AgentConfig::with_args(["--netns", &lab.server.netns_inode().to_string()]))?;
+    let agent = lab.server.agent(AgentConfig::with_args([
+        "--netns",
+        &lab.server.netns_inode().to_string(),
+    ]))?;
     let ready = agent.wait_ready(Duration::from_secs(30))?;
     for hook in ready["hooks"].as_array().context("hooks")? {
         ensure!(hook["state"] == "ok", "nothing to measure: {hook}");
@@ -51,9 +54,24 @@ pub(super) fn run(options: &Options) -> Result<()> {
         short.push(c.ns);
     }
     let figure = |v: &[f64]| format!("{:+.0} ns", median(v));
-    line("small segments and their ACKs", &figure(&small), "<= +70 ns", median(&small) <= 70.0);
-    line("bulk (GRO/TSO skbs and their ACKs)", &figure(&bulk), "<= +150 ns", median(&bulk) <= 150.0);
-    line("SYN, SYN-ACK, FIN", &figure(&handshake), "<= +400 ns", median(&handshake) <= 400.0);
+    line(
+        "small segments and their ACKs",
+        &figure(&small),
+        "<= +70 ns",
+        median(&small) <= 70.0,
+    );
+    line(
+        "bulk (GRO/TSO skbs and their ACKs)",
+        &figure(&bulk),
+        "<= +150 ns",
+        median(&bulk) <= 150.0,
+    );
+    line(
+        "SYN, SYN-ACK, FIN",
+        &figure(&handshake),
+        "<= +400 ns",
+        median(&handshake) <= 400.0,
+    );
     println!("  (all skbs of short connections: {})", figure(&short));
     agent.terminate()?;
     Ok(())
@@ -71,7 +89,10 @@ fn difference(load: impl FnOnce() -> Result<u64>) -> Result<Difference> {
     let after = cost()?;
     let (ours, runs) = per_run(&before, &after, "tuplewatch_");
     let (empty, _) = per_run(&before, &after, "empty");
-    Ok(Difference { ns: ours - empty, runs })
+    Ok(Difference {
+        ns: ours - empty,
+        runs,
+    })
 }
 
 fn per_run(before: &Cost, after: &Cost, prefix: &str) -> (f64, u64) {
@@ -98,15 +119,23 @@ fn cost() -> Result<Cost> {
 
 fn attach_empty(host: &Host) -> Result<Ebpf> {
     let object = std::env::var_os("TUPLEWATCH_FOREIGN_OBJECT").map_or_else(
-        || concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf/tuplewatch-ebpf-foreign.o").into(),
+        || {
+            concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/../target/bpf/tuplewatch-ebpf-foreign.o"
+            )
+            .into()
+        },
         std::path::PathBuf::from,
     );
     let bytes = std::fs::read(&object)
         .with_context(|| format!("{}: `cargo xtask build` makes it", object.display()))?;
     host.in_ns(move || -> Result<Ebpf> {
         let mut ebpf = Ebpf::load(&bytes)?;
-        let program: &mut SchedClassifier =
-            ebpf.program_mut("empty").context("the object has no program `empty`")?.try_into()?;
+        let program: &mut SchedClassifier = ebpf
+            .program_mut("empty")
+            .context("the object has no program `empty`")?
+            .try_into()?;
         program.load()?;
         program.attach("eth0", TcAttachType::Ingress)?;
         program.attach("eth0", TcAttachType::Egress)?;

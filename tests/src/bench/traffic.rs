@@ -56,11 +56,21 @@ pub fn serve(host: &Host, address: SocketAddr, service: Service) -> Result<Serve
             }
         }
     });
-    Ok(Server { stop, thread: Some(thread) })
+    Ok(Server {
+        stop,
+        thread: Some(thread),
+    })
 }
 
 fn handle(mut stream: TcpStream, service: Service) {
-    let mut buffer = vec![0; if matches!(service, Service::Sink) { 1 << 20 } else { 4096 }];
+    let mut buffer = vec![
+        0;
+        if matches!(service, Service::Sink) {
+            1 << 20
+        } else {
+            4096
+        }
+    ];
     let _ = stream.set_read_timeout(None);
     let _ = stream.set_nodelay(true);
     match service {
@@ -81,7 +91,11 @@ pub fn small(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
     host.in_ns(move || -> Result<u64> {
         let mut stream = TcpStream::connect(to)?;
         stream.set_nodelay(true)?;
-        let (end, mut n, mut buffer) = (Instant::now() + Duration::from_secs_f64(seconds), 0, [7; 64]);
+        let (end, mut n, mut buffer) = (
+            Instant::now() + Duration::from_secs_f64(seconds),
+            0,
+            [7; 64],
+        );
         while Instant::now() < end {
             stream.write_all(&buffer)?;
             stream.read_exact(&mut buffer)?;
@@ -95,7 +109,11 @@ pub fn small(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
 pub fn bulk(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
     host.in_ns(move || -> Result<u64> {
         let mut stream = TcpStream::connect(to)?;
-        let (end, buffer, mut n) = (Instant::now() + Duration::from_secs_f64(seconds), vec![7; 1 << 18], 0);
+        let (end, buffer, mut n) = (
+            Instant::now() + Duration::from_secs_f64(seconds),
+            vec![7; 1 << 18],
+            0,
+        );
         while Instant::now() < end {
             stream.write_all(&buffer)?;
             n += buffer.len() as u64;

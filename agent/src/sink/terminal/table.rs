@@ -1,6 +1,8 @@
 //! The busiest port spaces as a table that fits the screen.
 
-use std::net::SocketAddr;
+use std::{collections::HashSet, net::SocketAddr};
+
+use tuplewatch_common::address::{Point, PortSpaceKey, Role};
 
 use super::{
     style::{Paint, Style},
@@ -39,8 +41,8 @@ const COLUMNS: [Column; 10] = [
     Column {
         title: "ROLE",
         left: true,
-        expendable: 3,
-        cell: |s| s.role().to_owned(),
+        expendable: 1,
+        cell: |s| role(&s.key).to_owned(),
     },
     Column {
         title: "POINT",
@@ -51,25 +53,25 @@ const COLUMNS: [Column; 10] = [
     Column {
         title: "OPENS/S",
         left: false,
-        expendable: 1,
+        expendable: 2,
         cell: |s| number(s.opens_per_second),
     },
     Column {
         title: "REFUSED",
         left: false,
-        expendable: 1,
+        expendable: 2,
         cell: |s| count(s.window_refused),
     },
     Column {
         title: "IN USE",
         left: false,
-        expendable: 2,
+        expendable: 3,
         cell: |s| count(s.in_use),
     },
     Column {
         title: "TIME_WAIT",
         left: false,
-        expendable: 2,
+        expendable: 3,
         cell: |s| count(s.held()),
     },
     Column {
@@ -85,6 +87,15 @@ const COLUMNS: [Column; 10] = [
         cell: headroom,
     },
 ];
+
+/// Which way the connections go, as this host sees them.
+fn role(key: &PortSpaceKey) -> &'static str {
+    match Role::from_u8(key.role) {
+        Role::Initiator => "out",
+        Role::Responder => "in",
+        Role::Unknown => "?",
+    }
+}
 
 /// `9 of 200 (4.5 %)`.
 fn headroom(space: &SpaceReport) -> String {
@@ -106,8 +117,24 @@ fn paint(space: &SpaceReport) -> Option<Paint> {
     }
 }
 
+/// The first `room` port spaces, each of them once: one that was seen both on the wire and at the
+/// sockets has the same counts twice, and the wire tells more.
+pub(super) fn shown(spaces: &[SpaceReport], room: usize) -> Vec<&SpaceReport> {
+    let place = |s: &SpaceReport| {
+        let key = s.key;
+        (key.initiator, key.responder, key.responder_port, key.role)
+    };
+    let is_wire = |s: &SpaceReport| s.key.point == Point::Wire as u8;
+    let wire: HashSet<_> = spaces.iter().filter(|s| is_wire(s)).map(place).collect();
+    spaces
+        .iter()
+        .filter(|s| is_wire(s) || !wire.contains(&place(s)))
+        .take(room)
+        .collect()
+}
+
 /// Lines of at most `width` columns: a heading, and one for each port space.
-pub(super) fn table(spaces: &[SpaceReport], width: usize, style: Style) -> Vec<String> {
+pub(super) fn table(spaces: &[&SpaceReport], width: usize, style: Style) -> Vec<String> {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
     let mut cells: Vec<Vec<String>> = Vec::new();
     let mut widths: Vec<usize> = Vec::new();
@@ -220,13 +247,13 @@ mod tests {
 
     #[test]
     fn wide_screens_show_every_column() {
-        let lines = table(&[fixture::space(fixture::key())], 120, Style::plain());
+        let lines = table(&[&fixture::space(fixture::key())], 120, Style::plain());
         assert_eq!(
             lines,
             [
-                "CLIENT        SERVER            ROLE       POINT  OPENS/S  REFUSED  IN USE  \
+                "CLIENT        SERVER            ROLE  POINT  OPENS/S  REFUSED  IN USE  \
                  TIME_WAIT  PORTS          HEADROOM",
-                "198.51.100.7  203.0.113.10:443  responder  wire      86.8       42       4  \
+                "198.51.100.7  203.0.113.10:443  in    wire      86.8       42       4  \
                  \u{20}     187    200  9 of 200 (4.5 %)",
             ]
         );
@@ -235,6 +262,7 @@ mod tests {
     #[test]
     fn every_line_fits_however_narrow_the_screen_is() {
         let spaces = [fixture::space(fixture::socket_key()), ipv6()];
+        let spaces = [&spaces[0], &spaces[1]];
         for width in [20, 40, 60, 80, 100, 200] {
             for line in table(&spaces, width, Style::plain()) {
                 assert!(line.chars().count() <= width, "{width}: {line}");
@@ -249,11 +277,66 @@ mod tests {
     }
 
     #[test]
+    fn the_role_is_told_longer_than_the_figures() {
+        let spaces = [
+            fixture::space(fixture::key()),
+            fixture::space(fixture::socket_key()),
+            fixture::space(PortSpaceKey {
+                role: Role::Unknown as u8,
+                ..fixture::key()
+            }),
+        ];
+        let spaces: Vec<&SpaceReport> = spaces.iter().collect();
+        let lines = table(&spaces, 60, Style::plain());
+        let words = |line: &str| line.split_whitespace().nth(2).map(str::to_owned);
+        let roles: Vec<_> = lines.iter().filter_map(|line| words(line)).collect();
+        assert_eq!(roles, ["ROLE", "in", "out", "?"]);
+        assert!(!lines[0].contains("OPENS/S"), "{}", lines[0]);
+    }
+
+    #[test]
+    fn a_port_space_is_shown_once() {
+        let wire = fixture::key();
+        let socket = PortSpaceKey {
+            point: Point::Socket as u8,
+            netns: 4_026_532_281,
+            ..wire
+        };
+        let port = PortSpaceKey {
+            responder_port: 444,
+            ..socket
+        };
+        let role = PortSpaceKey {
+            role: Role::Initiator as u8,
+            ..socket
+        };
+        let keys = |order: &[PortSpaceKey], room| {
+            let spaces: Vec<_> = order.iter().copied().map(fixture::space).collect();
+            let shown = shown(&spaces, room);
+            shown.iter().map(|s| s.key).collect::<Vec<_>>()
+        };
+        // The busiest comes first, whatever its point is.
+        assert_eq!(keys(&[socket, wire], 9), [wire]);
+        assert_eq!(keys(&[wire, socket], 9), [wire]);
+        // Nothing but the sockets saw them; two namespaces are two port spaces.
+        let other_netns = PortSpaceKey {
+            netns: 4_026_532_300,
+            ..port
+        };
+        assert_eq!(
+            keys(&[wire, port, other_netns, role], 9),
+            [wire, port, other_netns, role]
+        );
+        // What is left out takes no room.
+        assert_eq!(keys(&[socket, wire, port, role], 2), [wire, port]);
+    }
+
+    #[test]
     fn little_headroom_is_painted() {
         let space = fixture::space(fixture::key());
         assert_eq!(paint(&space), Some(Paint::Critical));
         assert_eq!(paint(&ipv6()), None);
-        let lines = table(&[space], 120, Style::new(true));
+        let lines = table(&[&space], 120, Style::new(true));
         assert!(
             lines[1].ends_with("\x1b[1;31m9 of 200 (4.5 %)\x1b[0m"),
             "{:?}",

@@ -13,7 +13,7 @@ use tuplewatch_common::record::PortBitmap;
 use super::{
     HookStatus, Plan, Verdict,
     attach::{Attachments, InterfaceOptions},
-    clock,
+    clock, diagnostics,
 };
 use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved, Types, VMLINUX};
 
@@ -29,6 +29,8 @@ pub struct Options {
     pub interfaces: InterfaceOptions,
     /// Restrict the socket hooks and the census to these network namespaces (inode numbers).
     pub netns: Vec<u32>,
+    /// Load the programs with their diagnostics on.
+    pub kernel_log: bool,
 }
 
 /// Why the live source cannot start.
@@ -69,6 +71,7 @@ pub struct Kernel {
     pub(super) ebpf: Ebpf,
     pub(super) attachments: Attachments,
     hooks: Vec<HookStatus>,
+    pub(super) logger: Option<aya_log::EbpfLogger<diagnostics::Forward>>,
     /// The census can run.
     pub(super) has_census: bool,
     pub(super) census: super::census::CensusState,
@@ -159,8 +162,13 @@ impl Kernel {
         if !any {
             return Err(LoadError::Nothing(hooks));
         }
+        let logger = options
+            .kernel_log
+            .then(|| diagnostics::start(&mut ebpf))
+            .flatten();
         let mut kernel = Self {
             ebpf,
+            logger,
             attachments,
             hooks,
             has_census,
@@ -260,10 +268,16 @@ fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
         clock::ticks_per_second(),
         u32::from(!options.netns.is_empty()),
     );
+    // The rest of the table is for those whose port space is known.
+    let log_level = diagnostics::level(options.kernel_log);
+    let strangers = plan.handshakes / 8 * 7;
     let mut loader = EbpfLoader::new();
     loader
         .override_global("HZ", &hz, true)
         .override_global("RESTRICT_NETNS", &restrict, true)
+        .override_global("AYA_LOG_LEVEL", &log_level, true)
+        .map_max_entries("AYA_LOGS", diagnostics::buffer(options.kernel_log))
+        .override_global("STRANGERS_MAX", &strangers, true)
         .override_global("MEMORY_SETS", &plan.memory_sets, true)
         .map_max_entries("HANDSHAKES", plan.handshakes)
         .map_max_entries("PORT_SPACES", plan.port_spaces)

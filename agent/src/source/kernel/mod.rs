@@ -4,6 +4,7 @@ pub mod attach;
 mod batch;
 mod census;
 mod clock;
+mod diagnostics;
 mod events;
 mod load;
 mod plan;

@@ -65,7 +65,7 @@ impl Plan {
 /// Physical memory in bytes.
 fn host_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::from(info.totalram) * u64::from(info.mem_unit)
+    info.totalram * u64::from(info.mem_unit)
 }
 
 /// The smallest `memory.max` (cgroup v2) on the way from this process to the root, or the v1 limit.

@@ -74,7 +74,9 @@ impl Kernel {
         self.make_room(&snapshot)?;
         // What did not change need not be taken in again.
         let seen = &self.reader.seen;
-        snapshot.spaces.retain(|(key, _)| seen.get(key).is_none_or(|s| s.quiet == 0));
+        snapshot
+            .spaces
+            .retain(|(key, _)| seen.get(key).is_none_or(|s| s.quiet == 0));
         Ok(snapshot)
     }
 
@@ -247,7 +249,8 @@ impl Kernel {
 
 /// A number that grows with every change of the counters.
 fn activity(p: &PortSpace) -> u64 {
-    let outcomes = p.established + p.refused + p.syn_timeouts + p.abandoned + p.half_open + p.failed;
+    let outcomes =
+        p.established + p.refused + p.syn_timeouts + p.abandoned + p.half_open + p.failed;
     let trouble = p.no_local_port
         + p.syn_retransmits
         + p.bare_acks
