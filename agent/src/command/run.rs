@@ -143,6 +143,7 @@ fn netns_inode(text: &str) -> anyhow::Result<u32> {
 /// # Errors
 /// A missing right (exit code 77), a kernel that refuses everything, or a standard output that is gone.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    give_memory_back();
     let screen = Screen::stdout();
     let shared = args.format == Format::Text && screen.is_live() && io::stderr().is_terminal();
     log::init(shared.then(|| screen.messages()));
@@ -173,6 +174,14 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     })?;
     runtime.block_on(Agent::new(kernel, thresholds, sinks).watch(args))?;
     Ok(())
+}
+
+/// Large buffers go back to the kernel when they are freed. By default glibc stops doing so after the
+/// first one, and the memory of one busy second would stay with the agent for good.
+fn give_memory_back() {
+    const LARGE: libc::c_int = 128 << 10;
+    // SAFETY: called before there is a second thread; it only sets a number.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
 }
 
 impl RunArgs {

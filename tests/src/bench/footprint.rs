@@ -10,8 +10,11 @@ use anyhow::{Context as _, Result};
 use super::{Options, line, median};
 use crate::{agent::AgentConfig, lab::Lab, procnet};
 
-/// Port spaces: destinations on loopback, each opened twice.
+/// Port spaces.
 const SPACES: u32 = 10_000;
+/// Destinations on loopback, each opened twice: every one is a port space at the sockets and one on the
+/// wire.
+const DESTINATIONS: u32 = SPACES / 2;
 
 pub(super) fn run(options: &Options) -> Result<()> {
     println!("footprint");
@@ -36,7 +39,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         host.in_ns(|| -> Result<()> {
             let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
             let listener = TcpListener::bind(any)?;
-            for i in 0..SPACES {
+            for i in 0..DESTINATIONS {
                 let to = Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 1, 0, 0)) + i);
                 for _ in 0..2 {
                     let client = std::net::TcpStream::connect((to, 8080))?;

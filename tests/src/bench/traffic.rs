@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -132,5 +132,45 @@ pub fn short(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
             n += 1;
         }
         Ok(n)
+    })?
+}
+
+/// Addresses of loopback that are connected to.
+const DESTINATIONS: u32 = 64;
+/// The first of them: 127.0.1.0.
+const DESTINATION: u32 = 0x7f00_0100;
+
+/// Opens and closes connections as fast as one host can, with nothing in between: returns how many.
+///
+/// One thread for each CPU is both ends: over loopback the handshake is complete when connect()
+/// returns, so nobody waits for anybody and the CPUs do nothing else.
+pub fn saturate(host: &Host, port: u16, seconds: f64) -> Result<u64> {
+    let cpus = std::thread::available_parallelism()?.get();
+    host.in_ns(move || {
+        let one = |port| -> Result<u64> {
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+            let (end, mut n) = (Instant::now() + Duration::from_secs_f64(seconds), 0);
+            while Instant::now() < end {
+                // Many addresses, so that TIME_WAIT does not slow the search for a port.
+                let to = (Ipv4Addr::from(DESTINATION + n % DESTINATIONS), port);
+                let client = TcpStream::connect(to)?;
+                drop(listener.accept()?);
+                drop(client);
+                n += 1;
+            }
+            Ok(u64::from(n))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (port..)
+                .take(cpus)
+                .map(|port| scope.spawn(move || one(port)))
+                .collect();
+            threads.into_iter().try_fold(0, |sum, thread| {
+                let n = thread
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread of the load panicked"))??;
+                Ok(sum + n)
+            })
+        })
     })?
 }

@@ -71,7 +71,10 @@ fn summary(b: &BareAcks<'_>, e: &Evidence, is_responder: bool) -> String {
     let outcome = if e.unhealed > 0 {
         format!("{} did not get through", count(e.unhealed, "open"))
     } else {
-        "all of them healed by a second SYN".to_owned()
+        format!(
+            "{} got through by a later SYN, none failed so far",
+            count(e.healed, "open")
+        )
     };
     if is_responder {
         format!(

@@ -166,7 +166,7 @@ impl Kernel {
         if !hooked.uses_tcx || hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
             return true;
         }
-        for (program, side) in sides(interface.header) {
+        for (program, side) in sides(interface) {
             let Ok((_, programs)) = SchedClassifier::query_tcx(&interface.name, side) else {
                 return true;
             };
@@ -200,7 +200,7 @@ impl Kernel {
             moved,
             uses_tcx: true,
         };
-        for (program, side) in sides(interface.header) {
+        for (program, side) in sides(interface) {
             match attach(&mut self.ebpf, &interface.name, program, side) {
                 Ok((link, uses_tcx)) => {
                     hooked.links.push((program, link));
@@ -223,19 +223,20 @@ impl Kernel {
     }
 }
 
-/// The program of each side of an interface. On loopback every packet passes both sides of the same
-/// interface: one of them is enough.
-fn sides(header: LinkHeader) -> [(&'static str, TcAttachType); 2] {
-    match header {
-        LinkHeader::Ethernet => [
-            (CLASSIFIERS[0], TcAttachType::Ingress),
-            (CLASSIFIERS[1], TcAttachType::Egress),
-        ],
-        LinkHeader::None => [
-            (CLASSIFIERS[2], TcAttachType::Ingress),
-            (CLASSIFIERS[3], TcAttachType::Egress),
-        ],
+/// The program of each side of an interface. On loopback every packet leaves and comes in on the same
+/// interface: one side is enough, and two would count each SYN twice.
+fn sides(interface: &Interface) -> Vec<(&'static str, TcAttachType)> {
+    let [ingress, egress] = match interface.header {
+        LinkHeader::Ethernet => [CLASSIFIERS[0], CLASSIFIERS[1]],
+        LinkHeader::None => [CLASSIFIERS[2], CLASSIFIERS[3]],
+    };
+    if interface.kind == "loopback" {
+        return vec![(egress, TcAttachType::Egress)];
     }
+    vec![
+        (ingress, TcAttachType::Ingress),
+        (egress, TcAttachType::Egress),
+    ]
 }
 
 fn attach(

@@ -36,7 +36,19 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// # Errors
 /// The error of the system call.
 pub fn read<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
-    run(map, BPF_MAP_LOOKUP_BATCH)
+    let mut all = Vec::new();
+    run(map, BPF_MAP_LOOKUP_BATCH, |key, value| {
+        all.push((key, value))
+    })?;
+    Ok(all)
+}
+
+/// Looks at all entries of a hash map one after the other, without keeping them.
+///
+/// # Errors
+/// The error of the system call.
+pub fn each<K: Pod, V: Pod>(map: &MapData, look: impl FnMut(K, V)) -> io::Result<()> {
+    run(map, BPF_MAP_LOOKUP_BATCH, look)
 }
 
 /// All entries of a hash map, which is empty afterwards.
@@ -44,12 +56,19 @@ pub fn read<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
 /// # Errors
 /// The error of the system call.
 pub fn take<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
-    run(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH)
+    let mut all = Vec::new();
+    run(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, |key, value| {
+        all.push((key, value))
+    })?;
+    Ok(all)
 }
 
-fn run<K: Pod, V: Pod>(map: &MapData, command: libc::c_long) -> io::Result<Vec<(K, V)>> {
+fn run<K: Pod, V: Pod>(
+    map: &MapData,
+    command: libc::c_long,
+    mut look: impl FnMut(K, V),
+) -> io::Result<()> {
     let fd = map.fd().as_fd().as_raw_fd();
-    let mut all = Vec::new();
     let mut room = (CHUNK_BYTES / (size_of::<K>() + size_of::<V>())).clamp(64, 4096);
     let mut cursor = None;
     loop {
@@ -61,10 +80,12 @@ fn run<K: Pod, V: Pod>(map: &MapData, command: libc::c_long) -> io::Result<Vec<(
             }
             other => other?,
         };
-        all.extend(entries);
+        for (key, value) in entries {
+            look(key, value);
+        }
         match next {
             Some(next) => cursor = Some(next),
-            None => return Ok(all),
+            None => return Ok(()),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Plan {
             |at_24_mib: u64| u32::try_from(at_24_mib * bytes / (24 << 20)).unwrap_or(u32::MAX);
         let power = |n: u32| 1 << (31 - n.max(2).leading_zeros());
         Self {
-            handshakes: scale(16_384).max(4096),
+            handshakes: scale(8192).max(4096),
             port_spaces: scale(12_288).max(1024),
             memory_sets: power(scale(131_072)).max(16_384),
             bitmaps: scale(96).max(16),

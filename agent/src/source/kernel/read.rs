@@ -1,6 +1,6 @@
 //! Reads the counters into a snapshot, and gives up opens that stay without outcome.
 
-use std::collections::{HashMap as StdHashMap, HashSet};
+use std::collections::HashMap as StdHashMap;
 
 use aya::{
     TestRun as _,
@@ -31,17 +31,23 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 /// … when the table is more than three quarters full: a flood must not keep honest opens out.
 const PATIENCE_FULL_NS: u64 = 3_000_000_000;
 
+/// A port space without any change for so many looks may be forgotten when room is needed.
+const QUIET_LOOKS: u32 = 60;
+
 /// What is kept between two looks.
 #[derive(Default)]
 pub struct ReaderState {
     generation: u32,
     bitmap_from: u32,
+    look: u64,
     seen: StdHashMap<PortSpaceKey, Seen>,
 }
 
 /// What was seen of a port space at the last look.
 #[derive(Default)]
 struct Seen {
+    /// When it was last looked at.
+    look: u64,
     activity: u64,
     /// Looks without any change.
     quiet: u32,
@@ -58,11 +64,11 @@ impl Kernel {
         census: Option<Vec<(PortSpaceKey, CensusRow)>>,
     ) -> anyhow::Result<Snapshot> {
         self.sweep()?;
-        let spaces: Vec<(PortSpaceKey, PortSpace)> = batch::read(self.hash("PORT_SPACES")?)?;
+        let spaces = self.changed()?;
         let ports = self.ports(&spaces)?;
         let openers = batch::read(self.hash("OPENERS")?)?;
         let globals = self.globals()?;
-        let mut snapshot = Snapshot {
+        let snapshot = Snapshot {
             now: Moment(clock::monotonic_ns()),
             spaces,
             census,
@@ -71,13 +77,59 @@ impl Kernel {
             globals,
             local_budget: clock::local_budget(),
         };
-        self.make_room(&snapshot)?;
-        // What did not change need not be taken in again.
-        let seen = &self.reader.seen;
-        snapshot
-            .spaces
-            .retain(|(key, _)| seen.get(key).is_none_or(|s| s.quiet == 0));
+        self.forget_openers(&snapshot)?;
         Ok(snapshot)
+    }
+
+    /// The port spaces whose counters have changed since the last look.
+    ///
+    /// On the way it makes room when the table is nearly full: the port spaces that matter least are
+    /// forgotten, those that were quiet for longest and never in trouble. One that comes back begins
+    /// again at zero.
+    fn changed(&mut self) -> anyhow::Result<Vec<(PortSpaceKey, PortSpace)>> {
+        let room = self.hash("PORT_SPACES")?.info()?.max_entries() as usize;
+        let (mut changed, mut quiet, mut known) = (Vec::new(), Vec::new(), 0);
+        let mut seen = std::mem::take(&mut self.reader.seen);
+        self.reader.look += 1;
+        let look = self.reader.look;
+        batch::each(
+            self.hash("PORT_SPACES")?,
+            |key: PortSpaceKey, space: PortSpace| {
+                known += 1;
+                let seen = seen.entry(key).or_default();
+                let activity = activity(&space);
+                seen.look = look;
+                if seen.activity == activity {
+                    seen.quiet += 1;
+                    if seen.quiet > QUIET_LOOKS && space.bare_acks == 0 && space.no_local_port == 0
+                    {
+                        quiet.push((seen.quiet, key));
+                    }
+                } else {
+                    seen.activity = activity;
+                    seen.quiet = 0;
+                    changed.push((key, space));
+                }
+            },
+        )?;
+        if known > room / 8 * 7 {
+            quiet.sort_unstable_by(|a, b| b.cmp(a));
+            let excess = known - room / 4 * 3;
+            let mut map: HashMap<_, PortSpaceKey, PortSpace> =
+                map_mut(&mut self.ebpf, "PORT_SPACES")?.try_into()?;
+            for (_, key) in quiet.iter().take(excess) {
+                let _ = map.remove(key);
+                seen.remove(key);
+            }
+            if quiet.is_empty() {
+                warn!("{known} of {room} port spaces are in use and none is quiet");
+            }
+        }
+        if seen.len() > known + 64 {
+            seen.retain(|_, s| s.look == look);
+        }
+        self.reader.seen = seen;
+        Ok(changed)
     }
 
     /// Gives up opens that stay without outcome.
@@ -173,48 +225,6 @@ impl Kernel {
             *total = map.get(&i, 0)?.iter().sum();
         }
         Ok(globals)
-    }
-
-    /// Forgets the port spaces that matter least when the table is nearly full, and openers and sockets
-    /// that have gone. A port space that is forgotten begins again at zero when it comes back.
-    fn make_room(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
-        let room = self.hash("PORT_SPACES")?.info()?.max_entries() as usize;
-        let mut quiet = Vec::new();
-        for (key, space) in &snapshot.spaces {
-            let seen = self.reader.seen.entry(*key).or_default();
-            let activity = activity(space);
-            if seen.activity == activity {
-                seen.quiet += 1;
-            } else {
-                seen.activity = activity;
-                seen.quiet = 0;
-            }
-            // Nothing for so many looks, and never anything wrong with it.
-            if seen.quiet > 60 && space.bare_acks == 0 && space.no_local_port == 0 {
-                quiet.push((seen.quiet, *key));
-            }
-        }
-        if snapshot.spaces.len() > room / 8 * 7 {
-            quiet.sort_unstable_by(|a, b| b.cmp(a));
-            let excess = snapshot.spaces.len() - room / 4 * 3;
-            let mut map: HashMap<_, PortSpaceKey, PortSpace> =
-                map_mut(&mut self.ebpf, "PORT_SPACES")?.try_into()?;
-            for (_, key) in quiet.iter().take(excess) {
-                let _ = map.remove(key);
-                self.reader.seen.remove(key);
-            }
-            if quiet.is_empty() {
-                warn!(
-                    "{} of {room} port spaces are in use and none is quiet",
-                    snapshot.spaces.len()
-                );
-            }
-        }
-        if self.reader.seen.len() > 2 * snapshot.spaces.len() + 64 {
-            let known: HashSet<_> = snapshot.spaces.iter().map(|(key, _)| *key).collect();
-            self.reader.seen.retain(|key, _| known.contains(key));
-        }
-        self.forget_openers(snapshot)
     }
 
     /// Openers that have not opened anything for ten minutes make room when the table is half full.
