@@ -56,7 +56,7 @@ pub trait Tables {
     fn memory(&mut self, hash: u64) -> Option<&mut Set>;
     /// The slot of a SYN that may move to another port; the numbers after `hash` are other slots.
     fn moved(&mut self, hash: u64) -> Option<&mut u64>;
-    /// How many handshakes are [`STRANGER`]s, and how many may be: the rest of the table is kept for
+    /// How many handshakes are [`STRANGER`](crate::handshake::STRANGER)s, and how many may be: the rest of the table is kept for
     /// port spaces that are known. `None` where there is no such limit.
     fn strangers(&mut self) -> Option<(&mut u64, u64)> {
         None

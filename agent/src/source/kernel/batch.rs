@@ -38,7 +38,7 @@ const CHUNK_BYTES: usize = 512 << 10;
 pub fn read<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
     let mut all = Vec::new();
     run(map, BPF_MAP_LOOKUP_BATCH, |key, value| {
-        all.push((key, value))
+        all.push((key, value));
     })?;
     Ok(all)
 }
@@ -58,7 +58,7 @@ pub fn each<K: Pod, V: Pod>(map: &MapData, look: impl FnMut(K, V)) -> io::Result
 pub fn take<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
     let mut all = Vec::new();
     run(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, |key, value| {
-        all.push((key, value))
+        all.push((key, value));
     })?;
     Ok(all)
 }

@@ -5,17 +5,18 @@ use std::{fmt, io, path::Path};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData},
-    programs::{Program, ProgramError, RawTracePoint, SchedClassifier},
+    programs::{Program, ProgramError},
 };
-use tracing::{debug, warn};
+use tracing::warn;
 use tuplewatch_common::record::PortBitmap;
 
 use super::{
     HookStatus, Plan, Verdict,
     attach::{Attachments, InterfaceOptions},
     clock, diagnostics,
+    hooks::{load_classifiers, on_demand, tracepoint},
 };
-use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved, Types, VMLINUX};
+use crate::kernel_facts::{Hook, Layout, Resolved, Types, VMLINUX};
 
 /// The eBPF object, built beforehand (`cargo xtask build`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("TUPLEWATCH_EBPF_OBJECT"));
@@ -85,23 +86,6 @@ const TRACEPOINTS: [(Hook, &str); 4] = [
     (Hook::SendReset, "tcp_send_reset"),
     (Hook::ReceiveReset, "tcp_receive_reset"),
 ];
-
-/// What is lost without a hook.
-const fn loss(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Lifecycle => {
-            "who opens connections, their outcomes and lifetimes, and exhausted local ports are not known"
-        }
-        Hook::Retransmit => "what sockets send again is not counted",
-        Hook::SendReset => {
-            "bare ACKs are not joined to processes, and are unseen where no packet hook is"
-        }
-        Hook::ReceiveReset => "who resets connections is not counted",
-        Hook::Census => {
-            "sockets in use and in TIME_WAIT are not known, nor connections older than the agent"
-        }
-    }
-}
 
 /// Classifiers, by the name that also marks them on the interfaces.
 pub(super) const CLASSIFIERS: [&str; 4] = [
@@ -318,117 +302,6 @@ fn prepare(ebpf: &mut Ebpf, options: &Options) -> anyhow::Result<()> {
 pub(super) fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
     ebpf.map_mut(name)
         .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map {name}"))
-}
-
-fn tracepoint(ebpf: &mut Ebpf, hook: Hook, program: &str, resolved: &Resolved) -> HookStatus {
-    with_layout(hook, resolved, || {
-        let p: &mut RawTracePoint = find(ebpf, program)?;
-        p.load()?;
-        log_cost(program, p.info());
-        p.attach(program)?;
-        Ok(())
-    })
-}
-
-fn on_demand(ebpf: &mut Ebpf, hook: Hook, programs: &[&str], resolved: &Resolved) -> HookStatus {
-    with_layout(hook, resolved, || {
-        for program in programs {
-            let p: &mut RawTracePoint = find(ebpf, program)?;
-            p.load()?;
-            log_cost(program, p.info());
-        }
-        Ok(())
-    })
-}
-
-fn with_layout(
-    hook: Hook,
-    resolved: &Resolved,
-    attach: impl FnOnce() -> Result<(), ProgramError>,
-) -> HookStatus {
-    let lost = loss(hook);
-    let name = hook.to_string();
-    let missing: Vec<String> = resolved
-        .missing_for(hook)
-        .map(ToString::to_string)
-        .collect();
-    if let Some(moved) = moved_argument(hook, &resolved.layout) {
-        return HookStatus {
-            name,
-            verdict: Verdict::Off,
-            detail: format!("{moved}; {lost}"),
-        };
-    }
-    if !resolved.can_run(hook) {
-        return HookStatus {
-            name,
-            verdict: Verdict::Off,
-            detail: format!("{}; {lost}", missing.join("; ")),
-        };
-    }
-    match attach() {
-        Ok(()) if missing.is_empty() => HookStatus {
-            name,
-            verdict: Verdict::Ok,
-            detail: String::new(),
-        },
-        Ok(()) => HookStatus {
-            name,
-            verdict: Verdict::Degraded,
-            detail: missing.join("; "),
-        },
-        Err(error) => {
-            let text = chain(&error);
-            debug!("{hook}: {error:?}");
-            HookStatus {
-                name,
-                verdict: Verdict::Off,
-                detail: format!("{text}; {lost}. It needs CAP_BPF and CAP_PERFMON"),
-            }
-        }
-    }
-}
-
-/// The arguments of a tracepoint lie elsewhere than the program reads them.
-fn moved_argument(hook: Hook, l: &Layout) -> Option<String> {
-    let found = match hook {
-        Hook::Lifecycle => [(l.set_state_sk, 0)].to_vec(),
-        Hook::Retransmit => [(l.retransmit_sk, 0)].to_vec(),
-        Hook::SendReset => [(l.send_reset_sk, 0), (l.send_reset_skb, 1)].to_vec(),
-        Hook::ReceiveReset => [(l.receive_reset_sk, 0)].to_vec(),
-        Hook::Census => Vec::new(),
-    };
-    let moved = found
-        .iter()
-        .find(|(is, expected)| is != expected && *is != ABSENT)?;
-    Some(format!(
-        "an argument of the tracepoint is number {} here, expected {}",
-        moved.0, moved.1
-    ))
-}
-
-fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
-    for name in CLASSIFIERS {
-        let p: &mut SchedClassifier = find(ebpf, name).map_err(|e| chain(&e))?;
-        p.load().map_err(|e| chain(&e))?;
-        log_cost(name, p.info());
-    }
-    let sweep: &mut RawTracePoint = find(ebpf, "sweep").map_err(|e| chain(&e))?;
-    sweep
-        .load()
-        .map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
-    log_cost("sweep", sweep.info());
-    Ok(())
-}
-
-/// What the verifier had to look at, for the budget of each program.
-fn log_cost(name: &str, info: Result<aya::programs::ProgramInfo, ProgramError>) {
-    if let Ok(info) = info {
-        debug!(
-            "{name}: {:?} instructions verified",
-            info.verified_instruction_count()
-        );
-    }
 }
 
 pub(super) fn find<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, ProgramError>

@@ -6,6 +6,7 @@ mod census;
 mod clock;
 mod diagnostics;
 mod events;
+mod hooks;
 mod load;
 mod plan;
 mod read;

@@ -1,0 +1,151 @@
+//! Loads and attaches each hook by itself, and says what is lost without it.
+
+use aya::{
+    Ebpf,
+    programs::{ProgramError, RawTracePoint, SchedClassifier},
+};
+use tracing::debug;
+
+use super::{
+    HookStatus, Verdict,
+    load::{CLASSIFIERS, chain, find},
+};
+use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved};
+
+/// What is lost without a hook.
+const fn loss(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Lifecycle => {
+            "who opens connections, their outcomes and lifetimes, and exhausted local ports are not known"
+        }
+        Hook::Retransmit => "what sockets send again is not counted",
+        Hook::SendReset => {
+            "bare ACKs are not joined to processes, and are unseen where no packet hook is"
+        }
+        Hook::ReceiveReset => "who resets connections is not counted",
+        Hook::Census => {
+            "sockets in use and in TIME_WAIT are not known, nor connections older than the agent"
+        }
+    }
+}
+
+pub(super) fn tracepoint(
+    ebpf: &mut Ebpf,
+    hook: Hook,
+    program: &str,
+    resolved: &Resolved,
+) -> HookStatus {
+    with_layout(hook, resolved, || {
+        let p: &mut RawTracePoint = find(ebpf, program)?;
+        p.load()?;
+        log_cost(program, p.info());
+        p.attach(program)?;
+        Ok(())
+    })
+}
+
+pub(super) fn on_demand(
+    ebpf: &mut Ebpf,
+    hook: Hook,
+    programs: &[&str],
+    resolved: &Resolved,
+) -> HookStatus {
+    with_layout(hook, resolved, || {
+        for program in programs {
+            let p: &mut RawTracePoint = find(ebpf, program)?;
+            p.load()?;
+            log_cost(program, p.info());
+        }
+        Ok(())
+    })
+}
+
+fn with_layout(
+    hook: Hook,
+    resolved: &Resolved,
+    attach: impl FnOnce() -> Result<(), ProgramError>,
+) -> HookStatus {
+    let lost = loss(hook);
+    let name = hook.to_string();
+    let missing: Vec<String> = resolved
+        .missing_for(hook)
+        .map(ToString::to_string)
+        .collect();
+    if let Some(moved) = moved_argument(hook, &resolved.layout) {
+        return HookStatus {
+            name,
+            verdict: Verdict::Off,
+            detail: format!("{moved}; {lost}"),
+        };
+    }
+    if !resolved.can_run(hook) {
+        return HookStatus {
+            name,
+            verdict: Verdict::Off,
+            detail: format!("{}; {lost}", missing.join("; ")),
+        };
+    }
+    match attach() {
+        Ok(()) if missing.is_empty() => HookStatus {
+            name,
+            verdict: Verdict::Ok,
+            detail: String::new(),
+        },
+        Ok(()) => HookStatus {
+            name,
+            verdict: Verdict::Degraded,
+            detail: missing.join("; "),
+        },
+        Err(error) => {
+            let text = chain(&error);
+            debug!("{hook}: {error:?}");
+            HookStatus {
+                name,
+                verdict: Verdict::Off,
+                detail: format!("{text}; {lost}. It needs CAP_BPF and CAP_PERFMON"),
+            }
+        }
+    }
+}
+
+/// The arguments of a tracepoint lie elsewhere than the program reads them.
+fn moved_argument(hook: Hook, l: &Layout) -> Option<String> {
+    let found = match hook {
+        Hook::Lifecycle => [(l.set_state_sk, 0)].to_vec(),
+        Hook::Retransmit => [(l.retransmit_sk, 0)].to_vec(),
+        Hook::SendReset => [(l.send_reset_sk, 0), (l.send_reset_skb, 1)].to_vec(),
+        Hook::ReceiveReset => [(l.receive_reset_sk, 0)].to_vec(),
+        Hook::Census => Vec::new(),
+    };
+    let moved = found
+        .iter()
+        .find(|(is, expected)| is != expected && *is != ABSENT)?;
+    Some(format!(
+        "an argument of the tracepoint is number {} here, expected {}",
+        moved.0, moved.1
+    ))
+}
+
+pub(super) fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
+    for name in CLASSIFIERS {
+        let p: &mut SchedClassifier = find(ebpf, name).map_err(|e| chain(&e))?;
+        p.load().map_err(|e| chain(&e))?;
+        log_cost(name, p.info());
+    }
+    let sweep: &mut RawTracePoint = find(ebpf, "sweep").map_err(|e| chain(&e))?;
+    sweep
+        .load()
+        .map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
+    log_cost("sweep", sweep.info());
+    Ok(())
+}
+
+/// What the verifier had to look at, for the budget of each program.
+fn log_cost(name: &str, info: Result<aya::programs::ProgramInfo, ProgramError>) {
+    if let Ok(info) = info {
+        debug!(
+            "{name}: {:?} instructions verified",
+            info.verified_instruction_count()
+        );
+    }
+}
