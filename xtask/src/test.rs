@@ -303,10 +303,11 @@ mod tests {
     #[test]
     fn all_steps_run_unless_some_are_asked_for() {
         assert_eq!(chosen(&[], false, true), Step::ALL);
-        assert_eq!(
-            chosen(&[], false, false),
-            [Step::Fmt, Step::Clippy, Step::Doc, Step::Unit, Step::E2e]
-        );
+        let without_fuzz: Vec<Step> = Step::ALL
+            .into_iter()
+            .filter(|step| *step != Step::Fuzz)
+            .collect();
+        assert_eq!(chosen(&[], false, false), without_fuzz);
         // Asked for without being there is a failure, not nothing to do.
         assert_eq!(chosen(&[Step::Fuzz], false, false), [Step::Fuzz]);
         assert_eq!(
