@@ -120,7 +120,13 @@ fn check_healed(incident: &Incident, run: &Run) {
     assert_eq!(server.rst_to_syn_in, server.bareack_to_syn_out);
     // The RST has closed the NAT's mapping, so the repeat comes from another port of the pool.
     assert_eq!(server.syn_repeat_in, clients.syn_repeat_out);
-    assert_eq!(server.syn_repeat_same_port_in, 0);
+    // (one that waited for seconds may meet the same port when the pool has come round)
+    assert!(
+        server.syn_repeat_same_port_in * 20 <= server.syn_repeat_in,
+        "{} of {} repeats on the same port",
+        server.syn_repeat_same_port_in,
+        server.syn_repeat_in
+    );
     // Few applications notice: those that met several bare ACKs within their 5 s.
     assert!(
         run.load.ok * 100 >= run.load.attempted * 95,
