@@ -44,8 +44,6 @@ const TIMEWAIT_S: u64 = 60;
 const NEXT: u32 = 0;
 /// Index in PROGRESS: number of buckets.
 const BUCKETS: u32 = 1;
-/// Index in PROGRESS: sockets seen, counting on.
-const SEEN: u32 = 2;
 
 /// Arguments: first bucket; number of this pass.
 #[raw_tracepoint]
@@ -213,7 +211,6 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
         bucket: start,
         node: 0,
         chain: 0,
-        seen: 0,
     };
     let mut step = 0u32;
     while step < STEPS {
@@ -229,7 +226,6 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
             }
             continue;
         }
-        at.seen += 1;
         visit(Kernel(at.node - table.node));
         let next = Kernel(at.node).read_at::<u64>(0);
         at.chain += 1;
@@ -249,10 +245,6 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
     }
     set(NEXT, at.bucket);
     set(BUCKETS, table.size);
-    if let Some(n) = PROGRESS.get_ptr_mut(SEEN) {
-        // SAFETY: an array value; only one run goes on at a time.
-        unsafe { *n += at.seen }
-    }
 }
 
 impl Walk {

@@ -114,9 +114,8 @@ pub struct ListenerKey {
 /// What a run of the census tells the user side.
 #[map]
 pub static PROGRESS: Array<u64> = Array::with_max_entries(PROGRESS_LEN, 0);
-/// Entries of [`PROGRESS`]: size of the established hash, size of the listeners' hash, sockets seen
-/// since the beginning, steps taken.
-pub const PROGRESS_LEN: u32 = 4;
+/// Entries of [`PROGRESS`]: the bucket to go on with, the number of buckets.
+pub const PROGRESS_LEN: u32 = 2;
 
 /// Where a run of the census stands.
 #[map]
@@ -132,8 +131,6 @@ pub struct Walk {
     pub node: u64,
     /// Nodes of this chain so far.
     pub chain: u64,
-    /// Sockets seen in this run.
-    pub seen: u64,
 }
 
 /// Four-tuples for [`crate::sweep`].

@@ -1,37 +1,19 @@
 //! The incident at both ends: a NAT hands its ports out again while the server still holds them in
 //! TIME_WAIT. The agents must name it within seconds, and with the right numbers.
 
+mod support;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
+use support::{SECOND, watch};
 use tuplewatch_tests::{prelude::*, truth::TimeWaitSample};
 
-const SECOND: Duration = Duration::from_secs(1);
 /// Connections per second of each of the two clients.
 const RATE: f64 = 20.0;
 /// Long enough for the pool of 200 ports to be handed out twice.
 const TIME: Duration = Duration::from_secs(12);
-
-/// An agent in `host`, which sees the sockets of that host only.
-fn agent(host: &Host, args: &[&str]) -> Result<Agent> {
-    let netns = host.netns_inode().to_string();
-    let mut all = vec![
-        "--netns",
-        &netns,
-        "--summary-interval",
-        "1s",
-        "--census-interval",
-        "1s",
-    ];
-    all.extend(args);
-    let agent = host.agent(AgentConfig::with_args(all))?;
-    let ready = agent.wait_ready(20 * SECOND)?;
-    for hook in ready["hooks"].as_array().context("hooks")? {
-        ensure!(hook["state"] == "ok", "{hook}");
-    }
-    Ok(agent)
-}
 
 fn is_reuse(alert: &Value) -> bool {
     alert["signature"] == "port_exhaustion" && alert["cause"] == "l4_reuse_in_time_wait"
@@ -68,10 +50,10 @@ struct Outcome {
 fn run(incident: &Incident) -> Result<Outcome> {
     let resolve = ["--set", "alert.resolve=8s", "--set", "alert.repeat=2s"];
     let _server = incident.serve()?;
-    let server_agent = agent(&incident.server, &resolve)?;
+    let server_agent = watch(&incident.server, &resolve)?;
     let client_agents = [
-        agent(&incident.clients[0], &resolve)?,
-        agent(&incident.clients[1], &resolve)?,
+        watch(&incident.clients[0], &resolve)?,
+        watch(&incident.clients[1], &resolve)?,
     ];
     let loads = incident.load(RATE, TIME)?;
     for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
@@ -221,8 +203,8 @@ fn within_five_seconds() -> Result<()> {
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;
     let agents = [
-        agent(&incident.server, &[])?,
-        agent(&incident.clients[0], &[])?,
+        watch(&incident.server, &[])?,
+        watch(&incident.clients[0], &[])?,
     ];
     let hosts = ["server", "client1"];
     let loads = incident.load(RATE, TIME)?;
@@ -262,7 +244,7 @@ fn within_five_seconds() -> Result<()> {
 fn pool_cures() -> Result<()> {
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;
-    let agents = [agent(&incident.server, &["--set", "alert.resolve=8s"])?];
+    let agents = [watch(&incident.server, &["--set", "alert.resolve=8s"])?];
     let loads = incident.load(RATE, TIME)?;
     agents[0].wait_alert(40 * SECOND, firing)?;
     for load in loads {
