@@ -25,6 +25,9 @@ pub struct PortSpace {
     pub half_open: u64,
     /// connect() that found no source port (socket only).
     pub no_local_port: u64,
+    /// Opens of sockets that were bound to a port before connect() (socket only): they draw on one
+    /// pool per source address.
+    pub bound_opens: u64,
     /// Opens that ended with another error, such as no route to the host (socket only).
     pub failed: u64,
     /// SYNs sent again, recognised by their ISN, also when a NAT moves them to another port.
@@ -94,6 +97,8 @@ pub struct CensusRow {
     pub closing: u32,
     /// Sockets in TIME_WAIT by age: each bucket holds ten seconds, the last one the rest.
     pub time_wait: [u32; TIME_WAIT_AGES],
+    /// Those of all states whose port was taken by bind(), not by connect().
+    pub bound: u32,
     /// Lowest local port of an initiator, lowest remote port of a responder.
     pub port_min: u16,
     /// Highest such port.
@@ -155,6 +160,9 @@ pub enum EventKind {
     SocketBareAck = 2,
     /// connect() found no source port.
     NoLocalPort = 3,
+    /// A live connection that a SYN had met was reset by the RST that answered the bare ACK (seen at
+    /// the responder): [`Event::former_age_ms`] is how long it had been without traffic.
+    CollisionReset = 4,
 }
 
 /// One rare thing, carried by the ring buffer.
@@ -310,8 +318,8 @@ mod tests {
         assert_eq!(size_of::<FourTuple>(), 16 + 16 + 2 + 2 + 4);
         assert_eq!(size_of::<PortSpaceKey>(), 16 + 16 + 2 + 1 + 1 + 4);
         assert_eq!(size_of::<Handshake>(), 2 * 8 + 5 * 4 + 3 * 2 + 3 + 3);
-        assert_eq!(size_of::<PortSpace>(), 26 * 8 + 32 + 3 * 160);
-        assert_eq!(size_of::<CensusRow>(), 4 * 4 + 24 + 4);
+        assert_eq!(size_of::<PortSpace>(), 27 * 8 + 32 + 3 * 160);
+        assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24 + 4);
         assert_eq!(size_of::<OpenerKey>(), 48);
         assert_eq!(size_of::<Opener>(), 16 + 32 + 16);
         assert_eq!(size_of::<OpenSocket>(), 56);

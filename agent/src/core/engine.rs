@@ -12,6 +12,7 @@ use super::{
     report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
     signature::{self, Context},
     space::Space,
+    surroundings::Surroundings,
     tables::Tables,
     threshold::Thresholds,
     time::Moment,
@@ -25,7 +26,7 @@ pub struct Engine {
     alerts: Alerts,
     look_alikes: BTreeMap<(Verdict, PortSpaceKey), Finding>,
     globals: [u64; tuplewatch_common::record::Global::COUNT as usize],
-    local_budget: Option<u32>,
+    surroundings: Surroundings,
     now: Moment,
 }
 
@@ -51,7 +52,7 @@ impl Engine {
         let keep = t.window.max(t.alert.resolve) + t.alert.resolve;
         self.tables.snapshot(snapshot, keep, t.pool.ageing);
         self.globals = snapshot.globals;
-        self.local_budget = snapshot.local_budget;
+        self.surroundings.clone_from(&snapshot.surroundings);
         self.now = now;
         let context = Context {
             tables: &self.tables,
@@ -132,11 +133,14 @@ impl Engine {
                 pool: Some(pool),
             });
         }
-        // Another namespace may have another range; the socket point knows whose it is.
-        let own = key.point == Point::Wire as u8 || key.netns == 0;
-        let ports = self.local_budget.filter(|_| own)?;
+        let netns = if key.point == Point::Wire as u8 {
+            self.surroundings.own_netns
+        } else {
+            key.netns
+        };
+        let local = self.surroundings.local_ports.get(&netns)?;
         Some(Budget {
-            ports,
+            ports: local.budget(),
             source: BudgetSource::LocalRange,
             pool: None,
         })

@@ -56,6 +56,16 @@ pub enum Verdict {
     /// `port_exhaustion` / `l4_reuse_in_time_wait`: SYNs on reused four-tuples are answered by bare
     /// ACKs, because the responder still holds the former connection in TIME_WAIT.
     L4ReuseInTimeWait,
+    /// `port_exhaustion` / `nat_syn_drop`: a device in between has no port left and drops SYNs.
+    NatSynDrop,
+    /// `port_exhaustion` / `local_ephemeral`: connect() or bind() finds no free port on this host, or
+    /// is about to.
+    LocalEphemeral,
+    /// `port_exhaustion` / `forecast`: at this rate the budget will not last.
+    Forecast,
+    /// `port_exhaustion` / `tuple_collision`: SYNs into live connections of the same initiator address
+    /// and port: a balancer that keeps client addresses, or a stale NAT mapping.
+    TupleCollision,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -67,24 +77,75 @@ pub enum Verdict {
     NoListener,
     /// Look-alike: late duplicates of SYNs that were accepted before.
     DuplicateSyn,
+    /// Look-alike: the queue of connections waiting for accept() was full.
+    AcceptQueueOverflow,
+    /// Look-alike: the queue of half-open connections was full.
+    SynQueueOverflow,
+    /// Look-alike: packets are lost, those of established connections too.
+    PacketLoss,
+    /// Look-alike: no SYN to that destination was ever answered.
+    FirewallDrop,
+    /// Look-alike: the responder refuses by RST.
+    ServerDown,
+    /// Look-alike: many SYNs from many sources, whose handshakes nobody completes.
+    SynFlood,
+    /// Look-alike: one host tries many ports of another.
+    PortScan,
+    /// Look-alike: this host's conntrack table was full.
+    ConntrackFull,
+    /// Look-alike: two connections were given the same port by this host's masquerading at once.
+    MasqueradeRace,
+    /// Look-alike: the instance's network allowance was exceeded.
+    EnaAllowance,
+    /// Look-alike: a constant fraction of opens fails whatever the load: a hairpin or an asymmetric
+    /// path to some of the targets.
+    AsymmetricPath,
+    /// Look-alike: handshakes are quick, answers are slow.
+    SlowServer,
+    /// Look-alike: every connection to the service fails, old and new.
+    ServiceDown,
+    /// Opens are not answered, and what was seen does not tell why.
+    UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 24] = [
         Self::L4ReuseInTimeWait,
+        Self::NatSynDrop,
+        Self::LocalEphemeral,
+        Self::Forecast,
+        Self::TupleCollision,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
         Self::NoListener,
         Self::DuplicateSyn,
+        Self::AcceptQueueOverflow,
+        Self::SynQueueOverflow,
+        Self::PacketLoss,
+        Self::FirewallDrop,
+        Self::ServerDown,
+        Self::SynFlood,
+        Self::PortScan,
+        Self::ConntrackFull,
+        Self::MasqueradeRace,
+        Self::EnaAllowance,
+        Self::AsymmetricPath,
+        Self::SlowServer,
+        Self::ServiceDown,
+        Self::UnknownConnectLoss,
     ];
 
     /// The signature, unless it is a look-alike.
     #[must_use]
     pub const fn signature(self) -> Option<&'static str> {
         match self {
-            Self::L4ReuseInTimeWait => Some("port_exhaustion"),
+            Self::L4ReuseInTimeWait
+            | Self::NatSynDrop
+            | Self::LocalEphemeral
+            | Self::Forecast
+            | Self::TupleCollision => Some("port_exhaustion"),
             _ => None,
         }
     }
@@ -94,11 +155,29 @@ impl Verdict {
     pub const fn name(self) -> &'static str {
         match self {
             Self::L4ReuseInTimeWait => "l4_reuse_in_time_wait",
+            Self::NatSynDrop => "nat_syn_drop",
+            Self::LocalEphemeral => "local_ephemeral",
+            Self::Forecast => "forecast",
+            Self::TupleCollision => "tuple_collision",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",
             Self::NoListener => "no_listener",
             Self::DuplicateSyn => "duplicate_syn",
+            Self::AcceptQueueOverflow => "accept_queue_overflow",
+            Self::SynQueueOverflow => "syn_queue_overflow",
+            Self::PacketLoss => "packet_loss",
+            Self::FirewallDrop => "firewall_drop",
+            Self::ServerDown => "server_down",
+            Self::SynFlood => "syn_flood",
+            Self::PortScan => "port_scan",
+            Self::ConntrackFull => "conntrack_full",
+            Self::MasqueradeRace => "masquerade_race",
+            Self::EnaAllowance => "ena_allowance",
+            Self::AsymmetricPath => "asymmetric_path",
+            Self::SlowServer => "slow_server",
+            Self::ServiceDown => "service_down",
+            Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
 

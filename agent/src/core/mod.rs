@@ -14,6 +14,7 @@ pub mod ports;
 pub mod report;
 pub mod signature;
 pub mod space;
+pub mod surroundings;
 pub mod tables;
 pub mod threshold;
 pub mod time;

@@ -7,7 +7,7 @@ use tuplewatch_common::{
     record::{CensusRow, Global, Opener, OpenerKey, PortSpace},
 };
 
-use super::time::Moment;
+use super::{surroundings::Surroundings, time::Moment};
 
 pub use tuplewatch_common::record::{Event, EventKind};
 
@@ -27,8 +27,8 @@ pub struct Snapshot {
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].
     pub globals: [u64; Global::COUNT as usize],
-    /// The local port range of this host's network namespace, less its reserved ports.
-    pub local_budget: Option<u32>,
+    /// What is known of the host around them.
+    pub surroundings: Surroundings,
 }
 
 /// An address as people write it: IPv4 where it is v4-mapped.

@@ -11,6 +11,7 @@ mod load;
 mod plan;
 mod read;
 mod status;
+mod surroundings;
 
 pub use clock::monotonic_ns;
 pub use load::{Kernel, LoadError, Options};

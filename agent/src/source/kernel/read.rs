@@ -75,7 +75,7 @@ impl Kernel {
             ports,
             openers,
             globals,
-            local_budget: clock::local_budget(),
+            surroundings: self.surroundings(),
         };
         self.forget_openers(&snapshot)?;
         Ok(snapshot)
