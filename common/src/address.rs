@@ -7,9 +7,23 @@ pub type Address = [u8; 16];
 /// Makes the v4-mapped [`Address`] of an IPv4 address given in network byte order.
 #[inline(always)]
 pub const fn v4_mapped(a: [u8; 4]) -> Address {
-    [
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
-    ]
+    // Put together in a register: the ten zeros in memory would be a call of `memset` in eBPF.
+    let [prefix, a] = [
+        u32::from_ne_bytes([0, 0, 0xff, 0xff]),
+        u32::from_ne_bytes(a),
+    ];
+    let (high, low) = if cfg!(target_endian = "little") {
+        (a, prefix)
+    } else {
+        (prefix, a)
+    };
+    let half = (high as u64) << 32 | low as u64;
+    let all = if cfg!(target_endian = "little") {
+        (half as u128) << 64
+    } else {
+        half as u128
+    };
+    all.to_ne_bytes()
 }
 
 /// Whether `address` is a v4-mapped one.
@@ -163,6 +177,32 @@ pub struct PortSpaceKey {
 }
 
 impl PortSpaceKey {
+    /// Equality by words: derived, it would be a call of `memcmp` in eBPF.
+    #[inline(always)]
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        let ([a, b], [c, d]) = (words(&self.initiator), words(&self.responder));
+        let ([e, f], [g, h]) = (words(&other.initiator), words(&other.responder));
+        (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+            && self.responder_port == other.responder_port
+            && self.role == other.role
+            && self.point == other.point
+            && self.netns == other.netns
+    }
+
+    /// A 64-bit hash, for tables that compare the key itself.
+    #[inline(always)]
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        let ([a, b], [c, d]) = (words(&self.initiator), words(&self.responder));
+        let rest = u64::from(self.responder_port)
+            | u64::from(self.role) << 16
+            | u64::from(self.point) << 24
+            | u64::from(self.netns) << 32;
+        let x = (a ^ b.rotate_left(23)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mix(x ^ c.rotate_left(17) ^ d ^ rest.rotate_left(41))
+    }
+
     /// The port space of a tuple seen on the wire.
     #[inline(always)]
     #[must_use]

@@ -1,7 +1,9 @@
 //! The state machine of one connection being opened.
 
 use crate::{
+    address::FourTuple,
     memory::Former,
+    record::SpaceRef,
     segment::{ACK, FIN, RST, SYN, Segment},
     seq,
 };
@@ -10,6 +12,8 @@ use crate::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handshake {
+    /// [`FourTuple::hash`] of the connection: with [`INITIATOR_IS_LOWER`] it says which one it is.
+    pub hash: u64,
     /// Time of the first SYN in nanoseconds.
     pub first_ns: u64,
     /// Time of the latest SYN.
@@ -24,6 +28,8 @@ pub struct Handshake {
     pub ifindex: u32,
     /// Age of the former connection on this four-tuple at the SYN, in milliseconds.
     pub former_age_ms: u32,
+    /// The port space, once it is known.
+    pub space: SpaceRef,
     /// SYNs seen, on all ports that a NAT gave this open.
     pub syns: u16,
     /// Bare ACKs that answered them.
@@ -34,10 +40,22 @@ pub struct Handshake {
     pub role: u8,
     /// A [`Former`]: the former connection on this four-tuple.
     pub former: u8,
-    /// [`SYN_ACKED`], [`UNHEALED`], [`MAYBE_DUPLICATE`], [`UNCOUNTED`], [`STRANGER`].
+    /// [`SYN_ACKED`], [`UNHEALED`], [`MAYBE_DUPLICATE`], [`UNCOUNTED`], [`STRANGER`],
+    /// [`INITIATOR_IS_LOWER`].
     pub flags: u8,
     /// Always zero.
-    pub pad: [u8; 3],
+    pub pad: [u8; 7],
+}
+
+/// A place in the table of connections being opened.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// The connection's state.
+    pub handshake: Handshake,
+    /// The connection itself, of an [`UNCOUNTED`] open only, whose port space may have to be looked
+    /// for once more; of any other one [`Handshake::space`] says enough.
+    pub tuple: FourTuple,
 }
 
 /// A SYN-ACK that acknowledges the SYN was seen.
@@ -53,6 +71,8 @@ pub const UNCOUNTED: u8 = 8;
 /// When the record was made nobody knew a port space of the open: floods and scans are made of these,
 /// so only a part of the table is theirs.
 pub const STRANGER: u8 = 16;
+/// [`FourTuple::initiator_is_lower`] of the connection.
+pub const INITIATOR_IS_LOWER: u8 = 32;
 
 /// What a segment meant for a [`Handshake`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +104,45 @@ pub enum Step {
 }
 
 impl Handshake {
+    /// Copies field by field: assigned as a whole it would be a call of `memmove` in eBPF, which copies
+    /// by bytes.
+    #[inline(always)]
+    pub const fn copy_from(&mut self, other: &Self) {
+        let Self {
+            hash,
+            first_ns,
+            last_ns,
+            isn,
+            responder_isn,
+            bare_ack,
+            ifindex,
+            former_age_ms,
+            space,
+            syns,
+            bare_acks,
+            syn_payload,
+            role,
+            former,
+            flags,
+            pad: _,
+        } = *other;
+        self.hash = hash;
+        self.first_ns = first_ns;
+        self.last_ns = last_ns;
+        self.isn = isn;
+        self.responder_isn = responder_isn;
+        self.bare_ack = bare_ack;
+        self.ifindex = ifindex;
+        self.former_age_ms = former_age_ms;
+        self.space = space;
+        self.syns = syns;
+        self.bare_acks = bare_acks;
+        self.syn_payload = syn_payload;
+        self.role = role;
+        self.former = former;
+        self.flags = flags;
+    }
+
     /// A SYN-ACK was seen.
     #[inline(always)]
     #[must_use]
@@ -96,6 +155,13 @@ impl Handshake {
     #[must_use]
     pub const fn former(&self) -> Former {
         Former::from_u8(self.former)
+    }
+
+    /// Whether a segment comes from the initiator.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_from_initiator(&self, segment: &Segment) -> bool {
+        segment.tuple.initiator_is_lower() == (self.flags & INITIATOR_IS_LOWER != 0)
     }
 
     /// A SYN on a four-tuple that already has this record.
@@ -193,7 +259,7 @@ mod tests {
     extern crate std;
 
     use super::*;
-    use crate::address::{FourTuple, v4_mapped};
+    use crate::address::v4_mapped;
     use proptest::prelude::*;
 
     fn tuple() -> FourTuple {

@@ -17,3 +17,4 @@ pub mod observe;
 pub mod record;
 pub mod segment;
 pub mod seq;
+pub mod ways;

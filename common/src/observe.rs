@@ -9,10 +9,10 @@ mod syn;
 
 use crate::{
     address::{FourTuple, PortSpaceKey, Role},
-    handshake::{Handshake, Step},
+    handshake::{Handshake, Pending, Step},
     histogram::{Histogram, bucket},
     memory::{self, Former, Set, Stored, Word},
-    record::{Event, Global, PortSpace},
+    record::{Event, Global, PortSpace, SpaceRef},
     segment::{ACK, FIN, RST, SYN, Segment},
 };
 
@@ -35,37 +35,33 @@ pub struct Seen {
 
 /// The tables behind [`observe`].
 pub trait Tables {
-    /// Runs `f` on the handshake of `tuple`, if there is one.
-    fn with_handshake<R>(
-        &mut self,
-        tuple: &FourTuple,
-        f: impl FnOnce(&mut Handshake) -> R,
-    ) -> Option<R>;
-    /// Adds a handshake; `false` (and a counted loss) when there is no room.
-    fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool;
-    /// Removes a handshake; `false` if it was gone already.
-    fn remove_handshake(&mut self, tuple: &FourTuple) -> bool;
-    /// Runs `f` on the counters of a port space, made first if `create` and there is room.
-    fn with_space(
-        &mut self,
-        key: &PortSpaceKey,
-        create: bool,
-        f: impl FnOnce(&mut PortSpace),
-    ) -> bool;
+    /// The connection being opened that has this [`FourTuple::hash`].
+    fn pending(&mut self, hash: u64) -> Option<&mut Pending>;
+    /// Adds a connection being opened, whose [`Pending::tuple`] the caller writes if need be; `None` (and
+    /// a counted loss) when there is no room.
+    fn add_pending(&mut self, handshake: &Handshake) -> Option<&mut Pending>;
+    /// Gives the place back; `false` if it was gone already.
+    fn remove_pending(&mut self, hash: u64) -> bool;
+    /// Where the counters of a port space are, made first if `create` and there is room; else
+    /// [`SpaceRef::NONE`].
+    fn space(&mut self, key: &PortSpaceKey, create: bool) -> SpaceRef;
+    /// Runs `f` on the counters of a port space, unless there is none or it was forgotten.
+    fn with_space(&mut self, space: SpaceRef, f: impl FnOnce(&mut PortSpace)) -> bool;
+    /// Sets the bit of a source port in the port space's bitmap, made first if need be.
+    fn mark_port(&mut self, space: SpaceRef, port: u16, established: u64);
     /// The set of former connections that a hash belongs to.
     fn memory(&mut self, hash: u64) -> Option<&mut Set>;
     /// The slot of a SYN that may move to another port; the numbers after `hash` are other slots.
     fn moved(&mut self, hash: u64) -> Option<&mut u64>;
-    /// How many handshakes are [`STRANGER`](crate::handshake::STRANGER)s, and how many may be: the rest of the table is kept for
-    /// port spaces that are known. `None` where there is no such limit.
+    /// How many pending connections are [`STRANGER`](crate::handshake::STRANGER)s, and how many may be:
+    /// the rest of the table is kept for port spaces that are known. `None` where there is no such
+    /// limit.
     fn strangers(&mut self) -> Option<(&mut u64, u64)> {
         None
     }
     /// The number of connections being opened whose hash shares this slot: zero answers for nearly
     /// every pure ACK that no table needs to be asked.
     fn opening(&mut self, hash: u64) -> Option<&mut u64>;
-    /// Sets the bit of a source port in the port space's bitmap, made first if need be.
-    fn mark_port(&mut self, key: &PortSpaceKey, port: u16, established: u64);
     /// Hands an event to the user side.
     fn emit(&mut self, event: &Event);
     /// Adds to a counter, atomically where several CPUs share the tables.
@@ -97,16 +93,28 @@ pub const fn is_plain_data(flags: u8, payload_len: u32) -> bool {
 pub struct Work {
     /// The segment, put there by the caller.
     pub segment: Segment,
-    /// The four-tuple whose handshake is at hand.
+    /// The four-tuple whose handshake is at hand, the initiator first.
     tuple: FourTuple,
-    /// Where a moved SYN was seen before.
-    before: FourTuple,
     /// The port space.
     key: PortSpaceKey,
     /// A copy of the handshake at hand.
     handshake: Handshake,
     /// The event to emit.
     event: Event,
+}
+
+impl Work {
+    /// The port space of the SYN that [`observe`] has just taken, if it is known.
+    #[inline(always)]
+    #[must_use]
+    pub const fn space_of_syn(&self) -> SpaceRef {
+        // A SYN that changes nothing leaves the handshake of an earlier one here.
+        if self.handshake.isn == self.segment.seq {
+            self.handshake.space
+        } else {
+            SpaceRef::NONE
+        }
+    }
 }
 
 /// Takes one segment into the tables.
@@ -145,13 +153,15 @@ fn apart(f: impl FnOnce()) -> u32 {
 /// A SYN-ACK: the responder has accepted.
 #[inline(always)]
 fn on_syn_ack<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
-    let Work { segment, tuple, .. } = work;
-    *tuple = segment.tuple.reversed();
-    let isn = tables.with_handshake(tuple, |h| {
-        let ours = h.ifindex == seen.ifindex;
-        (ours && matches!(h.on_responder(segment), Step::SynAck)).then_some(h.isn)
-    });
-    if let Some(Some(isn)) = isn {
+    let segment = &work.segment;
+    let Some(Pending { handshake: h, .. }) = tables.pending(hash) else {
+        return;
+    };
+    if h.ifindex == seen.ifindex
+        && !h.is_from_initiator(segment)
+        && matches!(h.on_responder(segment), Step::SynAck)
+    {
+        let isn = h.isn;
         remember(tables, hash, isn, Former::HalfOpen, seen.now_ns);
     }
 }
@@ -195,8 +205,8 @@ fn on_close<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) 
 
 /// Removes a record with these flags, and says whether this was the caller who removed it.
 #[inline(always)]
-fn leave<T: Tables>(tables: &mut T, tuple: &FourTuple, hash: u64, flags: u8) -> bool {
-    if !tables.remove_handshake(tuple) {
+fn leave<T: Tables>(tables: &mut T, hash: u64, flags: u8) -> bool {
+    if !tables.remove_pending(hash) {
         return false;
     }
     forget_stranger(tables, flags);

@@ -77,6 +77,67 @@ pub struct PortSpace {
     pub port_search: Histogram,
 }
 
+/// A place in the table of port spaces: what the kernel side adds to without looking the key up again.
+///
+/// The low [`SpaceRef::INDEX_BITS`] bits are the index of a [`SpaceSlot`], those above its generation:
+/// a reference to a port space that was forgotten meanwhile leads nowhere.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceRef(pub u32);
+
+impl SpaceRef {
+    /// No port space: index 0 is never given out.
+    pub const NONE: Self = Self(0);
+    /// Bits of the index.
+    pub const INDEX_BITS: u32 = 20;
+
+    /// The reference to slot `index` in its present generation.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(index: u32, generation: u32) -> Self {
+        Self(index & ((1 << Self::INDEX_BITS) - 1) | generation << Self::INDEX_BITS)
+    }
+
+    /// The slot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 & ((1 << Self::INDEX_BITS) - 1)
+    }
+
+    /// Whether a slot of that generation is meant.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_of(self, generation: u32) -> bool {
+        self.0 >> Self::INDEX_BITS == generation & (u32::MAX >> Self::INDEX_BITS)
+    }
+
+    /// There is a port space.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_some(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// One place in the table of port spaces.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceSlot {
+    /// Whose counters these are.
+    pub key: PortSpaceKey,
+    /// How often the place was given to another port space.
+    pub generation: u32,
+    /// 1 while the place is taken. The kernel side sets it, the user side clears it.
+    pub live: u32,
+    /// Index of the bitmap of source ports, 0 for none.
+    pub bitmap: u32,
+    /// Always zero.
+    pub pad: u32,
+    /// The counters.
+    pub counters: PortSpace,
+}
+
 /// Source ports kept inside [`PortSpace`] before a bitmap is made.
 pub const FIRST_PORTS: usize = 16;
 
@@ -103,6 +164,28 @@ pub struct CensusRow {
     pub port_min: u16,
     /// Highest such port.
     pub port_max: u16,
+}
+
+/// Source ports of a network namespace (socket point).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetnsPorts {
+    /// Address of its `struct net`.
+    pub net: u64,
+    /// Address of the next one in the list of all namespaces, which goes round.
+    pub next: u64,
+    /// Its number, as in `/proc/<pid>/ns/net`.
+    pub netns: u32,
+    /// `net.ipv4.ip_local_port_range`: the first port in the low half, the last one in the high half.
+    pub range: u32,
+    /// `net.ipv4.tcp_tw_reuse_delay` in milliseconds.
+    pub tw_reuse_delay_ms: u32,
+    /// `net.ipv4.tcp_tw_reuse`.
+    pub tw_reuse: u8,
+    /// `net.ipv4.tcp_timestamps`.
+    pub timestamps: u8,
+    /// Always zero.
+    pub pad: [u8; 2],
 }
 
 /// Age buckets of TIME_WAIT: 0–10, 10–20, …, 50–60 s.
@@ -132,22 +215,34 @@ pub struct Opener {
     pub opens: u64,
     /// connect() that found no source port.
     pub no_local_port: u64,
-    /// Connections closed.
+    /// Connections closed whose lifetime was added: all of the first ones of a port space, then a part.
     pub closed: u64,
-    /// Sum of their lifetimes in milliseconds.
+    /// Sum of these lifetimes in milliseconds.
     pub lifetime_ms: u64,
     /// Command name (`task_struct.comm`).
     pub command: [u8; 16],
+}
+
+/// The key of an [`Opener`] in the kernel side's table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct OpenerRef {
+    /// The port space.
+    pub space: SpaceRef,
+    /// Process id in the initial pid namespace.
+    pub pid: u32,
 }
 
 /// A socket that this host opened, from connect() to the end of ESTABLISHED.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenSocket {
-    /// The process and the port space.
-    pub opener: OpenerKey,
+    /// Address of its `struct sock`.
+    pub sk: u64,
     /// Time of connect().
     pub opened_ns: u64,
+    /// The process and the port space.
+    pub opener: OpenerRef,
 }
 
 /// What kind of [`Event`] it is.
@@ -231,11 +326,13 @@ pub enum Global {
     Fragments = 13,
     /// The table of listeners was full.
     ListenersFull = 14,
+    /// Handshakes of no known port space that got a SYN-ACK and were never completed.
+    StrangersHalfOpen = 15,
 }
 
 impl Global {
     /// Number of values.
-    pub const COUNT: u32 = 15;
+    pub const COUNT: u32 = 16;
 
     /// Name and meaning of every value, in order.
     pub const NAMES: [(&'static str, &'static str); Self::COUNT as usize] = [
@@ -269,39 +366,36 @@ impl Global {
         ("unreadable", "packets whose headers could not be read"),
         ("fragments", "IP fragments other than the first"),
         ("listeners_full", "the table of listeners was full"),
+        (
+            "half_open_without_port_space",
+            "handshakes of no known port space that were never completed",
+        ),
     ];
 
     /// Whether the value counts a loss (else it only describes the traffic).
     #[must_use]
     pub const fn is_loss(index: usize) -> bool {
-        !matches!(index, 10 | 11 | 13)
+        !matches!(index, 10 | 11 | 13 | 15)
     }
 }
 
 #[cfg(feature = "user")]
 mod pod {
-    use super::{CensusRow, Event, OpenSocket, Opener, OpenerKey, PortSpace};
-    use crate::{
-        address::{FourTuple, PortSpaceKey},
-        handshake::Handshake,
-    };
+    use super::{CensusRow, Event, NetnsPorts, Opener, OpenerRef};
+    use crate::address::{FourTuple, PortSpaceKey};
 
     // SAFETY: all of them are `repr(C)`, made of integers only and without padding (see the test).
     unsafe impl aya::Pod for FourTuple {}
     // SAFETY: as above.
     unsafe impl aya::Pod for PortSpaceKey {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for Handshake {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for PortSpace {}
-    // SAFETY: as above.
     unsafe impl aya::Pod for CensusRow {}
     // SAFETY: as above.
-    unsafe impl aya::Pod for OpenerKey {}
+    unsafe impl aya::Pod for NetnsPorts {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for OpenerRef {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Opener {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for OpenSocket {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Event {}
 }
@@ -309,7 +403,7 @@ mod pod {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handshake::Handshake;
+    use crate::handshake::{Handshake, Pending};
     use core::mem::size_of;
 
     /// The kernel refuses keys and values with undefined bytes; this is the sum of the fields.
@@ -317,12 +411,15 @@ mod tests {
     fn no_padding() {
         assert_eq!(size_of::<FourTuple>(), 16 + 16 + 2 + 2 + 4);
         assert_eq!(size_of::<PortSpaceKey>(), 16 + 16 + 2 + 1 + 1 + 4);
-        assert_eq!(size_of::<Handshake>(), 2 * 8 + 5 * 4 + 3 * 2 + 3 + 3);
+        assert_eq!(size_of::<Handshake>(), 64);
+        assert_eq!(size_of::<Pending>(), 64 + 40);
         assert_eq!(size_of::<PortSpace>(), 27 * 8 + 32 + 3 * 160);
         assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24 + 4);
-        assert_eq!(size_of::<OpenerKey>(), 48);
+        assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
+        assert_eq!(size_of::<OpenerRef>(), 8);
+        assert_eq!(size_of::<SpaceSlot>(), 40 + 16 + size_of::<PortSpace>());
         assert_eq!(size_of::<Opener>(), 16 + 32 + 16);
-        assert_eq!(size_of::<OpenSocket>(), 56);
+        assert_eq!(size_of::<OpenSocket>(), 24);
         assert_eq!(size_of::<Event>(), 8 + 40 + 20 + 4 + 3 + 5);
     }
 }

@@ -8,7 +8,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    helpers::{bpf_get_current_task, bpf_jiffies64, bpf_ktime_get_ns},
+    helpers::{bpf_jiffies64, bpf_ktime_get_ns},
     macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
@@ -21,10 +21,11 @@ use tuplewatch_common::{
 
 use crate::{
     layout::{
-        DEATH_ROW_HASHINFO, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH,
-        HASHINFO_EHASH_MASK, HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ, LISTEN_BUCKET_FIRST,
-        LISTEN_BUCKET_SIZE, LISTEN_NODE, NET_TCP_DEATH_ROW, NET_TCP_DEATH_ROW_IS_POINTER,
-        NSPROXY_NET_NS, SKC_NULLS_NODE, SKC_NUM, SKC_STATE, TASK_NSPROXY, TW_EXPIRES, TW_SUBSTATE,
+        ABSENT, BIND_FASTREUSE, DEATH_ROW_HASHINFO, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE,
+        HASHINFO_EHASH, HASHINFO_EHASH_MASK, HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ,
+        ICSK_BIND_HASH, LISTEN_BUCKET_FIRST, LISTEN_BUCKET_SIZE, LISTEN_NODE, NET_TCP_DEATH_ROW,
+        NET_TCP_DEATH_ROW_IS_POINTER, SKC_NULLS_NODE, SKC_NUM, SKC_STATE, TW_EXPIRES, TW_SUBSTATE,
+        TW_TB,
     },
     maps::{CENSUS, LISTENERS, ListenerKey, ON_DEMAND, OnDemand, PROGRESS, WALK, Walk, count},
     socket::{
@@ -115,7 +116,7 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
     };
     storage.tuple = tuple;
     let (state, age_s) = state_and_age(sk, jiffies);
-    row(storage, netns, pass as u32, state, age_s);
+    row(storage, sk, netns, pass as u32, state, age_s);
     1
 }
 
@@ -184,9 +185,7 @@ struct Table {
 /// was made with `net.ipv4.tcp_child_ehash_entries`.
 #[inline(always)]
 fn hashinfo() -> Kernel {
-    // SAFETY: a helper without arguments.
-    let task = Kernel(unsafe { bpf_get_current_task() });
-    let net = Kernel(task.read::<u64>(&TASK_NSPROXY)).read::<u64>(&NSPROXY_NET_NS);
+    let net = socket::current_netns().0;
     let row = if NET_TCP_DEATH_ROW_IS_POINTER.load() != 0 {
         Kernel(net).read::<u64>(&NET_TCP_DEATH_ROW)
     } else {
@@ -286,7 +285,7 @@ fn state_and_age(sk: Kernel, jiffies: u64) -> (u32, u64) {
 }
 
 #[inline(always)]
-fn row(storage: &mut OnDemand, netns: u32, pass: u32, state: u32, age_s: u64) {
+fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, age_s: u64) {
     let OnDemand {
         tuple,
         key,
@@ -311,12 +310,13 @@ fn row(storage: &mut OnDemand, netns: u32, pass: u32, state: u32, age_s: u64) {
         )
     };
     *key = space;
+    let bound = !is_responder && is_bound(sk, state);
     let Some(row) = CENSUS.get_ptr_mut(&*key) else {
         *new = CensusRow {
             pass,
             ..CensusRow::default()
         };
-        tally(new, state, age_s, port);
+        tally(new, state, age_s, port, bound);
         if CENSUS.insert(&*key, &*new, BPF_NOEXIST.into()).is_err() {
             count(Global::CensusFull);
         }
@@ -330,11 +330,30 @@ fn row(storage: &mut OnDemand, netns: u32, pass: u32, state: u32, age_s: u64) {
             ..CensusRow::default()
         };
     }
-    tally(row, state, age_s, port);
+    tally(row, state, age_s, port, bound);
+}
+
+/// The port was taken by bind(): such sockets share one pool for all destinations.
+#[inline(always)]
+fn is_bound(sk: Kernel, state: u32) -> bool {
+    if TW_TB.load() == ABSENT || ICSK_BIND_HASH.load() == ABSENT || BIND_FASTREUSE.load() == ABSENT
+    {
+        return false;
+    }
+    // A row of its own kind keeps `TIME_WAIT` as its state even while it waits for the peer's FIN.
+    let bucket = if sk.read::<u8>(&SKC_STATE) as u32 == TIME_WAIT {
+        sk.read::<u64>(&TW_TB)
+    } else if state == NEW_SYN_RECV {
+        0
+    } else {
+        sk.read::<u64>(&ICSK_BIND_HASH)
+    };
+    bucket != 0 && Kernel(bucket).read::<i8>(&BIND_FASTREUSE) >= 0
 }
 
 #[inline(always)]
-fn tally(row: &mut CensusRow, state: u32, age_s: u64, port: u16) {
+fn tally(row: &mut CensusRow, state: u32, age_s: u64, port: u16, bound: bool) {
+    row.bound += bound as u32;
     match state {
         ESTABLISHED => row.established += 1,
         SYN_SENT | SYN_RECV | NEW_SYN_RECV => row.opening += 1,

@@ -4,9 +4,9 @@
 #![no_main]
 
 use aya_ebpf::{
-    macros::{classifier, map},
+    macros::{classifier, map, raw_tracepoint},
     maps::PerCpuArray,
-    programs::TcContext,
+    programs::{RawTracePointContext, TcContext},
 };
 
 /// How often the foreign program ran.
@@ -27,6 +27,12 @@ fn foreign_ok(_: TcContext) -> i32 {
 #[classifier]
 fn empty(_: TcContext) -> i32 {
     -1
+}
+
+/// Does nothing at every change of a socket's state.
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+fn empty_state(_: RawTracePointContext) -> i32 {
+    0
 }
 
 #[cfg(not(test))]

@@ -88,8 +88,40 @@ offsets! {
     TW_EXPIRES,
     /// `inet_timewait_sock.tw_substate`.
     TW_SUBSTATE,
+    /// `net.list.next`.
+    NET_LIST,
+    /// `net.ipv4.sysctl_tcp_tw_reuse`.
+    NET_TW_REUSE,
+    /// `net.ipv4.sysctl_tcp_tw_reuse_delay`, or [`ABSENT`].
+    NET_TW_REUSE_DELAY,
+    /// `net.ipv4.sysctl_tcp_timestamps`.
+    NET_TIMESTAMPS,
+    /// `net.ipv4.ip_local_ports.range`.
+    NET_LOCAL_PORTS,
+    /// Its size: 8, or 4 for one number.
+    NET_LOCAL_PORTS_BYTES,
+    /// `net.ipv4.sysctl_local_reserved_ports`.
+    NET_RESERVED_PORTS,
+    /// `inet_connection_sock.icsk_bind_hash`.
+    ICSK_BIND_HASH,
+    /// `inet_timewait_sock.tw_tb`.
+    TW_TB,
+    /// `inet_bind_bucket.fastreuse`.
+    BIND_FASTREUSE,
+    /// `tcp_sock.write_seq`.
+    WRITE_SEQ,
+    /// `tcp_sock.lsndtime`.
+    LSNDTIME,
+    /// `inet_connection_sock.icsk_ack.lrcvtime`.
+    LRCVTIME,
     /// Sets of [`crate::maps::MEMORY`]; a power of two.
     MEMORY_SETS,
+    /// Sets of [`crate::maps::HANDSHAKES`]; a power of two.
+    HANDSHAKE_SETS,
+    /// Sets of [`crate::maps::OPEN_SOCKETS`]; a power of two.
+    SOCKET_SETS,
+    /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
+    COARSE_CLOCK,
     /// Ticks per second.
     HZ,
     /// 1 if the socket hooks are restricted to the namespaces in [`crate::maps::NETNS`].

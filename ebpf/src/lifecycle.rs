@@ -1,23 +1,24 @@
 //! `inet_sock_set_state`: opens, outcomes and lifetimes of the sockets of every network namespace.
 
 use aya_ebpf::{
-    bindings::{BPF_ANY, BPF_NOEXIST},
+    bindings::BPF_NOEXIST,
     helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_ktime_get_ns},
     macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
 use tuplewatch_common::{
-    address::{FourTuple, PortSpaceKey, Role},
+    address::{PortSpaceKey, Role},
     histogram::HANDSHAKE_UNIT_NS,
     observe::{Tables as _, record},
-    record::{Event, EventKind, Global, OpenSocket, Opener, OpenerKey},
+    record::{Event, EventKind, Global, OpenSocket, Opener, OpenerRef},
 };
 
 use crate::{
-    layout::{INET_SPORT, SK_ERR},
-    maps::{OPEN_SOCKETS, OPENERS, SEARCH, count},
+    layout::{ABSENT, INET_SPORT, SK_ERR, WRITE_SEQ},
+    maps::{OPENERS, SEARCH, count},
+    opened,
     socket::{self, CLOSE, ESTABLISHED, Kernel, SYN_SENT, argument},
-    tables::{Maps, emit, with_space},
+    tables::{Maps, emit, key_of, space, with_space},
 };
 
 const ETIMEDOUT: u32 = 110;
@@ -51,14 +52,21 @@ fn on_open(sk: Kernel) {
     let Some(tuple) = socket::tuple(sk) else {
         return;
     };
-    let space = PortSpaceKey::socket(&tuple, Role::Initiator as u8, netns);
-    with_space(&space, true, |p| Maps::add(&mut p.opens, 1));
+    let key = PortSpaceKey::socket(&tuple, Role::Initiator as u8, netns);
+    let space = space(&key, true);
+    // An auto-bound socket has no port yet.
+    let bound = tuple.initiator_port != 0;
+    with_space(space, |p| {
+        Maps::add(&mut p.opens, 1);
+        if bound {
+            Maps::add(&mut p.bound_opens, 1);
+        }
+    });
     // SAFETY: a helper without arguments.
     let opened_ns = unsafe { bpf_ktime_get_ns() };
-    let opener = OpenerKey {
+    let opener = OpenerRef {
         space,
         pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-        pad: 0,
     };
     if let Some(known) = OPENERS.get_ptr_mut(opener) {
         // SAFETY: a map value stays valid while the program runs.
@@ -77,12 +85,11 @@ fn on_open(sk: Kernel) {
             count(Global::OpenersFull);
         }
     }
-    if OPEN_SOCKETS
-        .insert(sk.0, OpenSocket { opener, opened_ns }, BPF_ANY.into())
-        .is_err()
-    {
-        count(Global::SocketsFull);
-    }
+    opened::add(&OpenSocket {
+        sk: sk.0,
+        opened_ns,
+        opener,
+    });
     if let Some(note) = SEARCH.get_ptr_mut(0) {
         let r = tuple.responder;
         // SAFETY: a per-CPU value; see `packet::note_search`.
@@ -96,13 +103,13 @@ fn on_open(sk: Kernel) {
 /// connect() has ended.
 #[inline(always)]
 fn on_outcome(sk: Kernel, established: bool) {
-    let Some((socket, tuple)) = known(sk) else {
+    let Some(socket) = opened::find(sk) else {
         return;
     };
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     if established {
-        with_space(&socket.opener.space, false, |p| {
+        with_space(socket.opener.space, |p| {
             Maps::add(&mut p.established, 1);
             record::<Maps>(
                 &mut p.handshake_duration,
@@ -112,12 +119,15 @@ fn on_outcome(sk: Kernel, established: bool) {
         });
         return;
     }
-    let _ = OPEN_SOCKETS.remove(sk.0);
+    opened::remove(sk);
     // An auto-bound socket gives its port back before this transition, but `inet_sport` keeps it;
     // it is 0 only where none was found (`__inet_hash_connect`).
-    let no_port = sk.read::<u16>(&INET_SPORT) == 0;
+    // A socket bound beforehand keeps its port even where a connection in TIME_WAIT has the same
+    // four-tuple; then its sequence numbers were not chosen yet (`tcp_v4_connect`).
     let error = sk.read::<u32>(&SK_ERR);
-    with_space(&socket.opener.space, false, |p| {
+    let no_port = sk.read::<u16>(&INET_SPORT) == 0
+        || error == 0 && WRITE_SEQ.load() != ABSENT && sk.read::<u32>(&WRITE_SEQ) == 0;
+    with_space(socket.opener.space, |p| {
         let counter = if no_port {
             &mut p.no_local_port
         } else if error == ECONNREFUSED {
@@ -136,11 +146,12 @@ fn on_outcome(sk: Kernel, established: bool) {
             // SAFETY: a map value stays valid while the program runs.
             Maps::add(unsafe { &mut (*opener).no_local_port }, 1);
         }
+        let (netns, tuple) = key_of(socket.opener.space);
         emit(&Event {
             time_ns: now_ns,
             tuple,
             pid: socket.opener.pid,
-            netns: socket.opener.space.netns,
+            netns,
             kind: EventKind::NoLocalPort as u8,
             role: Role::Initiator as u8,
             ..Event::default()
@@ -151,39 +162,35 @@ fn on_outcome(sk: Kernel, established: bool) {
 /// A connection that this host opened leaves ESTABLISHED: its lifetime is known.
 #[inline(always)]
 fn on_leave(sk: Kernel) {
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+    let Some(socket) = opened::find(sk) else {
         return;
     };
-    // SAFETY: a map value stays valid while the program runs; it is copied before it is removed.
-    let socket = unsafe { *socket };
-    let _ = OPEN_SOCKETS.remove(sk.0);
+    opened::remove(sk);
     // SAFETY: a helper without arguments.
     let lifetime_ms = (unsafe { bpf_ktime_get_ns() } - socket.opened_ns) / 1_000_000;
-    with_space(&socket.opener.space, false, |p| {
+    let mut closed = 0;
+    with_space(socket.opener.space, |p| {
+        closed = p.closed;
         Maps::add(&mut p.closed, 1);
         Maps::add(&mut p.lifetime_ms, lifetime_ms);
     });
-    if let Some(opener) = OPENERS.get_ptr_mut(socket.opener) {
+    // What is kept of the opener is a mean: of many connections a part will do.
+    if closed < LIFETIMES_ALL || closed & LIFETIMES_SKIPPED == 0 {
+        note_lifetime(&socket.opener, lifetime_ms);
+    }
+}
+
+/// Up to so many connections of a port space each lifetime is added to its opener's …
+const LIFETIMES_ALL: u64 = 256;
+/// … then one of so many more.
+const LIFETIMES_SKIPPED: u64 = 7;
+
+#[inline(always)]
+fn note_lifetime(opener: &OpenerRef, lifetime_ms: u64) {
+    if let Some(opener) = OPENERS.get_ptr_mut(opener) {
         // SAFETY: a map value stays valid while the program runs.
         let opener = unsafe { &mut *opener };
         Maps::add(&mut opener.closed, 1);
         Maps::add(&mut opener.lifetime_ms, lifetime_ms);
     }
-}
-
-/// The open of a socket seen before, and its tuple now that it has a port.
-#[inline(always)]
-fn known(sk: Kernel) -> Option<(OpenSocket, FourTuple)> {
-    let socket = OPEN_SOCKETS.get_ptr(sk.0)?;
-    // SAFETY: a map value stays valid while the program runs; it is copied at once.
-    let socket = unsafe { *socket };
-    let space = &socket.opener.space;
-    let tuple = FourTuple {
-        initiator: space.initiator,
-        responder: space.responder,
-        responder_port: space.responder_port,
-        initiator_port: u16::from_be(sk.read(&INET_SPORT)),
-        pad: 0,
-    };
-    Some((socket, tuple))
 }

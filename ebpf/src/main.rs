@@ -5,6 +5,7 @@
 //! - `retransmit`: `tcp_retransmit_skb`;
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
 //! - `census`: walks the kernel's hash tables on demand;
+//! - `netns`: reads the port range of every network namespace, on demand;
 //! - `sweep`: gives up opens that stay without outcome, on demand.
 #![no_std]
 #![allow(internal_features, reason = "atomic addition: see tables.rs")]
@@ -23,6 +24,8 @@ mod census;
 mod layout;
 mod lifecycle;
 mod maps;
+mod netns;
+mod opened;
 mod packet;
 mod reset;
 mod retransmit;
@@ -30,6 +33,7 @@ mod skb;
 mod socket;
 mod sweep;
 mod tables;
+mod ways;
 
 #[cfg(not(test))]
 #[panic_handler]

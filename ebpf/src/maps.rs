@@ -2,19 +2,32 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
-    handshake::Handshake,
+    handshake::Pending,
     memory::Set,
     observe::Work,
-    record::{CensusRow, Global, OpenSocket, Opener, OpenerKey, PortBitmap, PortSpace},
+    record::{CensusRow, Global, NetnsPorts, OpenSocket, Opener, OpenerRef, PortBitmap, SpaceSlot},
 };
 
-/// Connections being opened.
+use crate::ways::Tags;
+
+/// Connections being opened: the tags of [`HANDSHAKES`], a set of [`crate::ways::WAYS`] in each cache line.
+///
+/// A table of our own, because each connection enters and leaves it: in an array that the verifier
+/// inlines a look-up costs a few instructions and two cache lines, in the kernel's hash table several
+/// times as much. Two CPUs that enter the same set at the same moment take different places (see
+/// [`crate::ways`]).
 #[map]
-pub static HANDSHAKES: HashMap<FourTuple, Handshake> = HashMap::with_max_entries(1024, 0);
+pub static HANDSHAKE_TAGS: Array<Tags> = Array::with_max_entries(64, 0);
+/// Places of the connections being opened, [`crate::ways::WAYS`] for each set of tags.
+#[map]
+pub static HANDSHAKES: Array<Pending> = Array::with_max_entries(1024, MMAPABLE);
+
+/// `BPF_F_MMAPABLE` (5.5): the user side looks through the table without a system call.
+const MMAPABLE: u32 = 1 << 10;
 
 /// How many of [`HANDSHAKES`] share a hash slot. Look-ups in arrays are inlined by the verifier, so
 /// that this costs a pure ACK a few instructions instead of a hash look-up.
@@ -24,9 +37,21 @@ pub static OPENING: Array<u64> = Array::with_max_entries(OPENING_SLOTS, 0);
 /// opened at once, every fortieth pure ACK of others costs a look-up in vain.
 pub const OPENING_SLOTS: u32 = 1 << 12;
 
-/// Counters by port space.
+/// Where the counters of a port space are: a [`tuplewatch_common::record::SpaceRef`].
 #[map]
-pub static PORT_SPACES: HashMap<PortSpaceKey, PortSpace> = HashMap::with_max_entries(1024, 0);
+pub static SPACE_INDEX: HashMap<PortSpaceKey, u32> = HashMap::with_max_entries(1024, 0);
+/// The port spaces looked up last, by a hash of the key: a `SpaceRef`, which leads to the key itself,
+/// so that a wrong one is noticed. Spares nearly every look-up in [`SPACE_INDEX`].
+#[map]
+pub static SPACE_CACHE: Array<u32> = Array::with_max_entries(SPACE_CACHE_LEN, 0);
+/// Entries of [`SPACE_CACHE`]; a power of two.
+pub const SPACE_CACHE_LEN: u32 = 1 << 14;
+/// Counters of port spaces. Index 0 is never given out.
+#[map]
+pub static SPACES: Array<SpaceSlot> = Array::with_max_entries(1024, MMAPABLE);
+/// Indices of [`SPACES`] that are free: the user side fills it.
+#[map]
+pub static FREE_SPACES: Queue<u32> = Queue::with_max_entries(1024, 0);
 
 /// Former connections by four-tuple.
 #[map]
@@ -42,13 +67,13 @@ pub const MOVED_SLOTS: u32 = 1 << 13;
 #[map]
 pub static STRANGERS: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Source ports of completed handshakes, in two generations: the user side reads and empties one
-/// while this side fills the other.
+/// Source ports of completed handshakes. A bitmap has two generations, 2n and 2n+1: the user side
+/// reads and empties one while this side fills the other. The bitmaps 0 and 1 are never given out.
 #[map]
-pub static PORTS_EVEN: HashMap<PortSpaceKey, PortBitmap> = HashMap::with_max_entries(16, 1);
-/// See [`PORTS_EVEN`].
+pub static BITMAPS: Array<PortBitmap> = Array::with_max_entries(16, MMAPABLE);
+/// Bitmaps that are free (n): the user side fills it.
 #[map]
-pub static PORTS_ODD: HashMap<PortSpaceKey, PortBitmap> = HashMap::with_max_entries(16, 1);
+pub static FREE_BITMAPS: Queue<u32> = Queue::with_max_entries(8, 0);
 
 /// Settings that change while running: see [`CONFIG_GENERATION`] and [`CONFIG_BITMAP_FROM`].
 #[map]
@@ -58,24 +83,44 @@ pub const CONFIG_GENERATION: u32 = 0;
 /// Index of the number of completed handshakes that earns a port space its bitmap.
 pub const CONFIG_BITMAP_FROM: u32 = 1;
 
-/// Interfaces whose ingress is hooked, and those stacked on them: 1, or [`HOOKED_GUEST`].
+/// Interfaces whose ingress is hooked, and those stacked on them: 1, or [`HOOKED_GUEST`]. The key is
+/// the index.
 #[map]
 pub static HOOKED: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
+
+/// The values of [`HOOKED`] by the low bits of the index, as `index << 8 | value`, which every SYN asks
+/// for. [`ASK_HOOKED`] where two interfaces share a place.
+#[map]
+pub static HOOKED_FAST: Array<u64> = Array::with_max_entries(HOOKED_FAST_LEN, 0);
+/// Entries of [`HOOKED_FAST`]; a power of two.
+pub const HOOKED_FAST_LEN: u32 = 1 << 10;
+/// The answer stands in [`HOOKED`].
+pub const ASK_HOOKED: u64 = u64::MAX;
 
 /// Value of [`HOOKED`] for the node's side of a pod's veth.
 pub const HOOKED_GUEST: u8 = 2;
 
-/// Sockets that this host opened, by the address of their `struct sock`.
+/// Sockets that this host opened: the tags of [`OPEN_SOCKETS`], as [`HANDSHAKE_TAGS`].
 #[map]
-pub static OPEN_SOCKETS: HashMap<u64, OpenSocket> = HashMap::with_max_entries(1024, 0);
+pub static SOCKET_TAGS: Array<Tags> = Array::with_max_entries(64, 0);
+/// Places of the sockets that this host opened, [`crate::ways::WAYS`] for each set of tags.
+#[map]
+pub static OPEN_SOCKETS: Array<OpenSocket> = Array::with_max_entries(1024, 0);
 
 /// Who opens connections.
 #[map]
-pub static OPENERS: HashMap<OpenerKey, Opener> = HashMap::with_max_entries(1024, 0);
+pub static OPENERS: HashMap<OpenerRef, Opener> = HashMap::with_max_entries(1024, 0);
 
 /// Network namespaces that the socket hooks are restricted to.
 #[map]
 pub static NETNS: HashMap<u32, u8> = HashMap::with_max_entries(64, 0);
+
+/// What [`crate::netns`] found.
+#[map]
+pub static NETNS_PORTS: Array<NetnsPorts> = Array::with_max_entries(1, 0);
+/// Bitmap of the reserved ports of that namespace.
+#[map]
+pub static RESERVED_PORTS: Array<PortBitmap> = Array::with_max_entries(1, 0);
 
 /// The latest open on this CPU, until its SYN leaves: see [`SearchNote`].
 #[map]
@@ -133,9 +178,9 @@ pub struct Walk {
     pub chain: u64,
 }
 
-/// Four-tuples for [`crate::sweep`].
+/// Hashes of [`HANDSHAKES`] for [`crate::sweep`].
 #[map]
-pub static SWEEP: Array<FourTuple> = Array::with_max_entries(SWEEP_BATCH, 0);
+pub static SWEEP: Array<u64> = Array::with_max_entries(SWEEP_BATCH, 0);
 /// Entries of [`SWEEP`].
 pub const SWEEP_BATCH: u32 = 64;
 
@@ -169,13 +214,6 @@ pub struct OnDemand {
     /// A new row.
     pub row: CensusRow,
 }
-
-/// A port space without counts: the value is too large for the stack.
-#[map]
-pub static ZERO_SPACE: Array<PortSpace> = Array::with_max_entries(1, 0);
-/// An empty bitmap.
-#[map]
-pub static ZERO_BITMAP: Array<PortBitmap> = Array::with_max_entries(1, 0);
 
 /// Adds to a [`Global`].
 #[inline(always)]

@@ -3,21 +3,25 @@
 //! A program returns `TCX_NEXT` (which is `TC_ACT_UNSPEC` for clsact), always: any other value would
 //! end the chain and switch off a CNI's policy behind us.
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    helpers::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
+    macros::classifier,
+    programs::TcContext,
+};
 use tuplewatch_common::{
-    address::{FourTuple, PortSpaceKey, Role},
+    address::{FourTuple, Role},
     bytes::Bytes,
     histogram::SEARCH_UNIT_NS,
-    observe::{Seen, Tables as _, is_plain_data, observe, record},
+    observe::{Seen, Tables as _, Work, is_plain_data, observe, record},
     record::Global,
     segment::{
-        self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST,
-        SYN, Segment,
+        self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN,
     },
 };
 
 use crate::{
-    maps::{HOOKED, HOOKED_GUEST, SEARCH, WORK, count},
+    layout::COARSE_CLOCK,
+    maps::{ASK_HOOKED, HOOKED, HOOKED_FAST, HOOKED_FAST_LEN, HOOKED_GUEST, SEARCH, WORK, count},
     skb::{Anywhere, Linear},
     tables::{Maps, with_space},
 };
@@ -155,8 +159,16 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     let seen_before = EGRESS && is_syn && ingress_ifindex != 0 && hooked(ingress_ifindex) != 0;
     // On the node's side of a pod's veth, what comes in is what the pod sends.
     let leaves = EGRESS != (is_syn && hooked(ifindex) == HOOKED_GUEST);
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
+    // What needs the time only for the memory of former connections, whose steps are 67 ms, takes that
+    // of the latest tick: reading the clock costs more than most of what follows.
+    let is_coarse = at.flags & (FIN | RST) != 0 || at.flags & (SYN | ACK) == SYN | ACK;
+    let now_ns = if is_coarse && COARSE_CLOCK.load() == 1 {
+        // SAFETY: a helper without arguments.
+        unsafe { bpf_ktime_get_coarse_ns() }
+    } else {
+        // SAFETY: as above.
+        unsafe { bpf_ktime_get_ns() }
+    };
     let seen = Seen {
         now_ns,
         ifindex,
@@ -169,20 +181,31 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     };
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {
-        note_search(&work.segment, now_ns);
+        note_search(work, now_ns);
     }
 }
 
 /// What is known of an interface, 0 for nothing.
 #[inline(always)]
 fn hooked(ifindex: u32) -> u8 {
-    // SAFETY: the value is copied at once.
-    unsafe { HOOKED.get(ifindex) }.map_or(0, |v| *v)
+    let Some(entry) = HOOKED_FAST.get(ifindex & (HOOKED_FAST_LEN - 1)) else {
+        return 0;
+    };
+    if *entry == ASK_HOOKED {
+        // SAFETY: the value is copied at once.
+        return unsafe { HOOKED.get(ifindex) }.map_or(0, |v| *v);
+    }
+    if entry >> 8 == ifindex as u64 {
+        *entry as u8
+    } else {
+        0
+    }
 }
 
 /// The first SYN of an open whose connect() began on this CPU: how long the search for a port took.
 #[inline(always)]
-fn note_search(segment: &Segment, now_ns: u64) {
+fn note_search(work: &Work, now_ns: u64) {
+    let segment = &work.segment;
     let Some(note) = SEARCH.get_ptr_mut(0) else {
         return;
     };
@@ -197,8 +220,7 @@ fn note_search(segment: &Segment, now_ns: u64) {
     }
     let took = now_ns - note.started_ns;
     note.started_ns = 0;
-    let key = PortSpaceKey::wire(&segment.tuple, Role::Initiator as u8);
-    with_space(&key, false, |p| {
+    with_space(work.space_of_syn(), |p| {
         record::<Maps>(&mut p.port_search, took, SEARCH_UNIT_NS);
     });
 }

@@ -1,18 +1,27 @@
 //! `tcp_send_reset` and `tcp_receive_reset`: who resets whom, and the bare ACK as the socket sees it.
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::raw_tracepoint, programs::RawTracePointContext};
+use aya_ebpf::{
+    helpers::{bpf_jiffies64, bpf_ktime_get_ns},
+    macros::raw_tracepoint,
+    programs::RawTracePointContext,
+};
 use tuplewatch_common::{
     address::{FourTuple, Role},
+    handshake::INITIATOR_IS_LOWER,
     observe::Tables as _,
-    record::{Event, EventKind},
+    record::{Event, EventKind, Global},
     segment::{ACK, FIN, RST, SYN},
 };
 
 use crate::{
-    layout::{INET_SPORT, SKB_HEAD, SKB_TRANSPORT_HEADER, SKC_STATE, SND_UNA},
-    maps::OPEN_SOCKETS,
-    socket::{ESTABLISHED, FIN_WAIT1, Kernel, SYN_SENT, argument},
-    tables::{Maps, emit, with_space},
+    layout::{
+        ABSENT, HZ, INET_SPORT, LRCVTIME, LSNDTIME, SKB_HEAD, SKB_TRANSPORT_HEADER, SKC_STATE,
+        SND_UNA,
+    },
+    maps::{EVENTS, count},
+    opened,
+    socket::{self, ESTABLISHED, FIN_WAIT1, Kernel, SYN_SENT, argument},
+    tables::{Maps, emit, key_of, with_space},
 };
 
 /// Arguments: `const struct sock *sk, const struct sk_buff *skb` (since 6.10 also the reason; `sk`
@@ -27,16 +36,14 @@ pub fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     if sk.0 == 0 {
         return 0;
     }
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+    let Some(socket) = opened::find(sk) else {
         return 0;
     };
-    // SAFETY: a map value stays valid while the program runs; it is copied at once.
-    let socket = unsafe { *socket };
-    let space = &socket.opener.space;
+    let space = socket.opener.space;
     let state = sk.read::<u8>(&SKC_STATE) as u32;
     if state != SYN_SENT {
         if state == ESTABLISHED || state == FIN_WAIT1 {
-            with_space(space, false, |p| Maps::add(&mut p.resets_sent, 1));
+            with_space(space, |p| Maps::add(&mut p.resets_sent, 1));
         }
         return 0;
     }
@@ -48,26 +55,24 @@ pub fn tcp_send_reset(ctx: RawTracePointContext) -> i32 {
     if flags & (SYN | RST | FIN | ACK) != ACK {
         return 0;
     }
-    with_space(space, false, |p| {
+    with_space(space, |p| {
         Maps::add(&mut p.bare_acks, 1);
         Maps::add(&mut p.bare_acks_unknown, 1);
         Maps::add(&mut p.rsts_after_bare_ack, 1);
     });
+    let (netns, tuple) = key_of(space);
     // Until the SYN is acknowledged `snd_una` is its number (`tcp_connect_init`).
     emit(&Event {
         // SAFETY: a helper without arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         tuple: FourTuple {
-            initiator: space.initiator,
-            responder: space.responder,
-            responder_port: space.responder_port,
             initiator_port: u16::from_be(sk.read(&INET_SPORT)),
-            pad: 0,
+            ..tuple
         },
         isn: sk.read(&SND_UNA),
         ack: u32::from_be(Kernel(header).read_at(8)),
         pid: socket.opener.pid,
-        netns: space.netns,
+        netns,
         kind: EventKind::SocketBareAck as u8,
         role: Role::Initiator as u8,
         ..Event::default()
@@ -83,11 +88,71 @@ pub fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
         // The answer to a SYN: `inet_sock_set_state` counts it as refused.
         return 0;
     }
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
-        return 0;
-    };
-    // SAFETY: a map value stays valid while the program runs.
-    let space = unsafe { &(*socket).opener.space };
-    with_space(space, false, |p| Maps::add(&mut p.resets_received, 1));
+    if let Some(socket) = opened::find(sk) {
+        with_space(socket.opener.space, |p| {
+            Maps::add(&mut p.resets_received, 1);
+        });
+    }
+    on_collision(sk);
     0
+}
+
+/// If a SYN has met this connection and the RST is the answer to its bare ACK, says how long the
+/// connection had been idle: one that was in use was hit by another one's SYN.
+///
+/// A function of its own for the sake of the stack.
+#[inline(never)]
+fn on_collision(sk: Kernel) {
+    let hz = HZ.load();
+    if LRCVTIME.load() == ABSENT || LSNDTIME.load() == ABSENT || hz == 0 {
+        return;
+    }
+    let Some(local) = socket::tuple(sk) else {
+        return;
+    };
+    let mut tables = Maps;
+    let Some(pending) = tables.pending(local.hash()) else {
+        return;
+    };
+    let handshake = &pending.handshake;
+    if handshake.bare_acks == 0 {
+        return;
+    }
+    // Times of sockets are the low half of jiffies.
+    // SAFETY: a helper without arguments.
+    let jiffies = unsafe { bpf_jiffies64() } as u32;
+    let received = jiffies.wrapping_sub(sk.read(&LRCVTIME));
+    let sent = jiffies.wrapping_sub(sk.read(&LSNDTIME));
+    let idle = if received < sent { received } else { sent };
+    let is_lower = handshake.flags & INITIATOR_IS_LOWER != 0;
+    // Written where it goes: the stack has no room for it beside the connection.
+    let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
+        count(Global::EventsLost);
+        return;
+    };
+    let event = entry.as_mut_ptr();
+    // SAFETY: the entry has room for an event, which is plain data; zeroes are one.
+    unsafe {
+        event
+            .cast::<[u64; size_of::<Event>() / 8]>()
+            .write([0; size_of::<Event>() / 8]);
+        (*event).time_ns = bpf_ktime_get_ns();
+        if local.initiator_is_lower() == is_lower {
+            (*event).tuple = local;
+        } else {
+            (*event).tuple.initiator = local.responder;
+            (*event).tuple.responder = local.initiator;
+            (*event).tuple.initiator_port = local.responder_port;
+            (*event).tuple.responder_port = local.initiator_port;
+        }
+        (*event).isn = handshake.isn;
+        (*event).ack = handshake.bare_ack;
+        (*event).former_age_ms = (idle as u64 * 1000 / hz as u64) as u32;
+        (*event).syns = handshake.syns;
+        (*event).bare_acks = handshake.bare_acks;
+        (*event).kind = EventKind::CollisionReset as u8;
+        (*event).role = handshake.role;
+        (*event).former = handshake.former;
+    }
+    entry.submit(0);
 }

@@ -5,7 +5,7 @@ use tuplewatch_common::observe::Tables as _;
 
 use crate::{
     layout::SKC_STATE,
-    maps::OPEN_SOCKETS,
+    opened,
     socket::{Kernel, SYN_SENT, argument},
     tables::{Maps, with_space},
 };
@@ -15,13 +15,11 @@ use crate::{
 pub fn tcp_retransmit_skb(ctx: RawTracePointContext) -> i32 {
     let sk = Kernel(argument::<0>(&ctx));
     // Sockets accepted here are not in this map: what they repeat is counted on the wire.
-    let Some(socket) = OPEN_SOCKETS.get_ptr(sk.0) else {
+    let Some(socket) = opened::find(sk) else {
         return 0;
     };
-    // SAFETY: a map value stays valid while the program runs.
-    let space = unsafe { &(*socket).opener.space };
     let opening = sk.read::<u8>(&SKC_STATE) as u32 == SYN_SENT;
-    with_space(space, false, |p| {
+    with_space(socket.opener.space, |p| {
         Maps::add(
             if opening {
                 &mut p.syn_retransmits

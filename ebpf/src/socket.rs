@@ -1,16 +1,19 @@
 //! Reads `struct sock` and its relatives by the offsets of [`crate::layout`].
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
-    EbpfContext as _, Global, helpers::generated::bpf_probe_read_kernel,
+    EbpfContext as _, Global,
+    helpers::{bpf_get_current_task, generated::bpf_probe_read_kernel},
     programs::RawTracePointContext,
 };
 use tuplewatch_common::address::{FourTuple, v4_mapped};
 
 use crate::{
     layout::{
-        ABSENT, CGROUP_KN, KERNFS_ID, NET_INUM, RESTRICT_NETNS, SK_CGROUP, SK_PROTOCOL,
-        SK_PROTOCOL_BYTES, SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NUM, SKC_RCV_SADDR,
-        SKC_V6_DADDR, SKC_V6_RCV_SADDR,
+        ABSENT, CGROUP_KN, KERNFS_ID, NET_INUM, NSPROXY_NET_NS, RESTRICT_NETNS, SK_CGROUP,
+        SK_PROTOCOL, SK_PROTOCOL_BYTES, SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NUM,
+        SKC_RCV_SADDR, SKC_V6_DADDR, SKC_V6_RCV_SADDR, TASK_NSPROXY,
     },
     maps::NETNS,
 };
@@ -51,18 +54,20 @@ impl Kernel {
     /// Reads a value at an offset in bytes.
     #[inline(always)]
     pub fn read_at<T: Copy + Default>(self, offset: u64) -> T {
-        let mut value = T::default();
+        // Not cleared beforehand, which would be a call of `memset` for an address.
+        let mut value = MaybeUninit::<T>::uninit();
         // The generated helper, not the wrapper returning a `Result`: with that one the verifier
         // sees an uninitialised register in loops.
-        // SAFETY: the destination is a local of that size; the source may be any address.
+        // SAFETY: the destination is a local of that size, which the helper writes to in any case; the
+        // source may be any address; every caller reads integers.
         unsafe {
             bpf_probe_read_kernel(
-                (&raw mut value).cast(),
+                value.as_mut_ptr().cast(),
                 size_of::<T>() as u32,
                 (self.0 + offset) as *const _,
             );
+            value.assume_init()
         }
-        value
     }
 }
 
@@ -78,6 +83,14 @@ pub fn argument<const INDEX: usize>(ctx: &RawTracePointContext) -> u64 {
 #[inline(always)]
 pub fn netns(sk: Kernel) -> u32 {
     Kernel(sk.read::<u64>(&SKC_NET)).read::<u32>(&NET_INUM)
+}
+
+/// The network namespace (`struct net`) of the current task.
+#[inline(always)]
+pub fn current_netns() -> Kernel {
+    // SAFETY: a helper without arguments.
+    let task = Kernel(unsafe { bpf_get_current_task() });
+    Kernel(Kernel(task.read::<u64>(&TASK_NSPROXY)).read::<u64>(&NSPROXY_NET_NS))
 }
 
 /// Whether sockets of that namespace are to be counted.
@@ -103,24 +116,54 @@ pub fn is_tcp(sk: Kernel) -> bool {
 /// Works on `struct sock_common`, which full sockets, request sockets and TIME_WAIT sockets begin with.
 #[inline(always)]
 pub fn tuple(sk: Kernel) -> Option<FourTuple> {
-    let mut tuple = FourTuple {
-        responder_port: u16::from_be(sk.read(&SKC_DPORT)),
-        initiator_port: sk.read(&SKC_NUM),
-        ..FourTuple::default()
-    };
-    match sk.read::<u16>(&SKC_FAMILY) {
+    let [port, number, family] = ports(sk);
+    let (initiator, responder) = match family {
         AF_INET => {
-            tuple.initiator = v4_mapped(sk.read(&SKC_RCV_SADDR));
-            tuple.responder = v4_mapped(sk.read(&SKC_DADDR));
+            let [remote, local] = addresses(sk);
+            (
+                v4_mapped(local.to_ne_bytes()),
+                v4_mapped(remote.to_ne_bytes()),
+            )
         }
         // A dual-stack socket keeps IPv4 as v4-mapped addresses, which is our own form.
-        AF_INET6 => {
-            tuple.initiator = sk.read(&SKC_V6_RCV_SADDR);
-            tuple.responder = sk.read(&SKC_V6_DADDR);
-        }
+        AF_INET6 => (sk.read(&SKC_V6_RCV_SADDR), sk.read(&SKC_V6_DADDR)),
         _ => return None,
+    };
+    Some(FourTuple {
+        initiator,
+        responder,
+        responder_port: u16::from_be(port),
+        initiator_port: number,
+        pad: 0,
+    })
+}
+
+/// `skc_dport`, `skc_num` and `skc_family`, which lie side by side on every kernel known: one read
+/// then, else three. The offsets are constants to the verifier, which drops the other branch.
+#[inline(always)]
+fn ports(sk: Kernel) -> [u16; 3] {
+    let at = SKC_DPORT.load();
+    if SKC_NUM.load() == at + 2 && SKC_FAMILY.load() == at + 4 {
+        let all = sk.read::<u64>(&SKC_DPORT).to_ne_bytes();
+        let half = |i: usize| u16::from_ne_bytes([all[i], all[i + 1]]);
+        [half(0), half(2), half(4)]
+    } else {
+        [sk.read(&SKC_DPORT), sk.read(&SKC_NUM), sk.read(&SKC_FAMILY)]
     }
-    Some(tuple)
+}
+
+/// `skc_daddr` and `skc_rcv_saddr`, likewise.
+#[inline(always)]
+fn addresses(sk: Kernel) -> [u32; 2] {
+    if SKC_RCV_SADDR.load() == SKC_DADDR.load() + 4 {
+        let all = sk.read::<u64>(&SKC_DADDR).to_ne_bytes();
+        [
+            u32::from_ne_bytes([all[0], all[1], all[2], all[3]]),
+            u32::from_ne_bytes([all[4], all[5], all[6], all[7]]),
+        ]
+    } else {
+        [sk.read(&SKC_DADDR), sk.read(&SKC_RCV_SADDR)]
+    }
 }
 
 /// Inode of the socket's control group directory, 0 if the kernel does not say.

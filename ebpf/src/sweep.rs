@@ -1,5 +1,5 @@
 //! Gives up opens that stay without outcome: run on demand by the user side, which has looked
-//! through [`crate::maps::HANDSHAKES`] and put the outdated four-tuples into [`crate::maps::SWEEP`].
+//! through [`crate::maps::HANDSHAKES`] and put the hashes of the outdated ones into [`crate::maps::SWEEP`].
 
 use aya_ebpf::{
     EbpfContext as _, helpers::bpf_ktime_get_ns, macros::raw_tracepoint,
@@ -13,7 +13,7 @@ use crate::{
     tables::Maps,
 };
 
-/// Arguments (of BPF_PROG_TEST_RUN): number of four-tuples; patience with handshakes that got a
+/// Arguments (of BPF_PROG_TEST_RUN): number of hashes; patience with handshakes that got a
 /// SYN-ACK in nanoseconds.
 #[raw_tracepoint]
 pub fn sweep(ctx: RawTracePointContext) -> i32 {
@@ -33,8 +33,8 @@ pub fn sweep(ctx: RawTracePointContext) -> i32 {
         if i as u64 >= n {
             break;
         }
-        if let Some(tuple) = SWEEP.get(i) {
-            observe::sweep(&mut Maps, work, tuple, now_ns, patience_ns);
+        if let Some(hash) = SWEEP.get(i) {
+            observe::sweep(&mut Maps, work, *hash, now_ns, patience_ns);
         }
         i += 1;
     }

@@ -2,22 +2,23 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-use aya_ebpf::{bindings::BPF_NOEXIST, maps::HashMap};
+use aya_ebpf::bindings::BPF_NOEXIST;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
-    handshake::Handshake,
+    handshake::{Handshake, Pending},
     memory::Set,
     observe::Tables,
-    record::{Event, Global, PortBitmap, PortSpace},
+    record::{Event, Global, PortSpace, SpaceRef, SpaceSlot},
 };
 
 use crate::{
-    layout::{MEMORY_SETS, STRANGERS_MAX},
+    layout::{HANDSHAKE_SETS, MEMORY_SETS, STRANGERS_MAX},
     maps::{
-        CONFIG, CONFIG_BITMAP_FROM, CONFIG_GENERATION, EVENTS, HANDSHAKES, MEMORY, MOVED,
-        MOVED_SLOTS, OPENING, OPENING_SLOTS, PORT_SPACES, PORTS_EVEN, PORTS_ODD, STRANGERS,
-        ZERO_BITMAP, ZERO_SPACE, count,
+        BITMAPS, CONFIG, CONFIG_BITMAP_FROM, CONFIG_GENERATION, EVENTS, FREE_BITMAPS, FREE_SPACES,
+        HANDSHAKE_TAGS, HANDSHAKES, MEMORY, MOVED, MOVED_SLOTS, OPENING, OPENING_SLOTS,
+        SPACE_CACHE, SPACE_CACHE_LEN, SPACE_INDEX, SPACES, STRANGERS, count,
     },
+    ways::{self, WAYS},
 };
 
 /// The maps.
@@ -25,41 +26,92 @@ pub struct Maps;
 
 impl Tables for Maps {
     #[inline(always)]
-    fn with_handshake<R>(
-        &mut self,
-        tuple: &FourTuple,
-        f: impl FnOnce(&mut Handshake) -> R,
-    ) -> Option<R> {
-        let handshake = HANDSHAKES.get_ptr_mut(tuple)?;
-        // SAFETY: a map value stays valid while the program runs (RCU); packets of one connection
-        // are processed one after the other except in races that can at worst lose one count.
-        Some(f(unsafe { &mut *handshake }))
+    fn pending(&mut self, hash: u64) -> Option<&mut Pending> {
+        let set = handshake_set(hash);
+        let tags = HANDSHAKE_TAGS.get_ptr(set)?;
+        // SAFETY: array values are valid as long as the program.
+        let way = ways::find(unsafe { &*tags }, ways::tag(hash))?;
+        let pending = HANDSHAKES.get_ptr_mut(set * WAYS + way)?;
+        // SAFETY: as above; packets of one connection are processed one after the other except in
+        // races that can at worst lose one count.
+        let pending = unsafe { &mut *pending };
+        (pending.handshake.hash == hash).then_some(pending)
     }
 
     #[inline(always)]
-    fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool {
-        let inserted = HANDSHAKES
-            .insert(tuple, handshake, BPF_NOEXIST.into())
-            .is_ok();
-        if !inserted {
-            count(Global::HandshakesFull);
+    fn add_pending(&mut self, handshake: &Handshake) -> Option<&mut Pending> {
+        let set = handshake_set(handshake.hash);
+        if let Some(tags) = HANDSHAKE_TAGS.get_ptr_mut(set) {
+            // SAFETY: array values are valid as long as the program.
+            let tags = unsafe { &mut *tags };
+            if let Some(way) = ways::free(tags)
+                && let Some(pending) = HANDSHAKES.get_ptr_mut(set * WAYS + way)
+            {
+                // SAFETY: as above; nobody else takes this place (see `ways::free`).
+                let pending = unsafe { &mut *pending };
+                pending.handshake.copy_from(handshake);
+                ways::set(tags, way, ways::tag(handshake.hash));
+                return Some(pending);
+            }
         }
-        inserted
+        count(Global::HandshakesFull);
+        None
     }
 
     #[inline(always)]
-    fn remove_handshake(&mut self, tuple: &FourTuple) -> bool {
-        HANDSHAKES.remove(tuple).is_ok()
+    fn remove_pending(&mut self, hash: u64) -> bool {
+        let set = handshake_set(hash);
+        let Some(tags) = HANDSHAKE_TAGS.get_ptr_mut(set) else {
+            return false;
+        };
+        // SAFETY: array values are valid as long as the program.
+        let tags = unsafe { &mut *tags };
+        let Some(way) = ways::find(tags, ways::tag(hash)) else {
+            return false;
+        };
+        if let Some(pending) = HANDSHAKES.get_ptr_mut(set * WAYS + way) {
+            // The user side looks for those that are not 0.
+            // SAFETY: as above.
+            unsafe { (*pending).handshake.hash = 0 };
+        }
+        ways::set(tags, way, 0);
+        true
     }
 
     #[inline(always)]
-    fn with_space(
-        &mut self,
-        key: &PortSpaceKey,
-        create: bool,
-        f: impl FnOnce(&mut PortSpace),
-    ) -> bool {
-        with_space(key, create, f)
+    fn space(&mut self, key: &PortSpaceKey, create: bool) -> SpaceRef {
+        space(key, create)
+    }
+
+    #[inline(always)]
+    fn with_space(&mut self, space: SpaceRef, f: impl FnOnce(&mut PortSpace)) -> bool {
+        with_space(space, f)
+    }
+
+    #[inline(always)]
+    fn mark_port(&mut self, space: SpaceRef, port: u16, established: u64) {
+        if established < config(CONFIG_BITMAP_FROM) as u64 {
+            return;
+        }
+        let Some(slot) = slot(space) else { return };
+        if slot.bitmap == 0 {
+            match FREE_BITMAPS.pop() {
+                Ok(Some(n)) => slot.bitmap = n,
+                _ => {
+                    count(Global::BitmapsFull);
+                    return;
+                }
+            }
+        }
+        let index = slot.bitmap * 2 + (config(CONFIG_GENERATION) & 1);
+        let Some(bitmap) = BITMAPS.get_ptr_mut(index) else {
+            return;
+        };
+        // Not atomic: atomic OR needs 5.12. Two CPUs that set two bits of one word at once may lose
+        // one; it comes back with the next connection on that port.
+        // SAFETY: the index is below 1024; array values are valid as long as the program.
+        let word = unsafe { &mut (*bitmap)[(port >> 6) as usize & 1023] };
+        *word |= 1 << (port & 63);
     }
 
     #[inline(always)]
@@ -91,18 +143,6 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn mark_port(&mut self, key: &PortSpaceKey, port: u16, established: u64) {
-        if established < config(CONFIG_BITMAP_FROM) as u64 {
-            return;
-        }
-        if config(CONFIG_GENERATION) & 1 == 0 {
-            mark(&PORTS_EVEN, key, port);
-        } else {
-            mark(&PORTS_ODD, key, port);
-        }
-    }
-
-    #[inline(always)]
     fn emit(&mut self, event: &Event) {
         emit(event);
     }
@@ -121,27 +161,94 @@ impl Tables for Maps {
     }
 }
 
-/// Runs `f` on the counters of a port space, made first if `create` and there is room.
 #[inline(always)]
-pub fn with_space(key: &PortSpaceKey, create: bool, f: impl FnOnce(&mut PortSpace)) -> bool {
-    let mut space = PORT_SPACES.get_ptr_mut(key);
-    if space.is_none() && create {
-        if let Some(zero) = ZERO_SPACE.get_ptr(0) {
-            // SAFETY: an array value, never written to.
-            if PORT_SPACES.insert(key, unsafe { &*zero }, BPF_NOEXIST.into()) == Err(-E2BIG) {
-                count(Global::PortSpacesFull);
-            }
+fn handshake_set(hash: u64) -> u32 {
+    hash as u32 & (HANDSHAKE_SETS.load() - 1)
+}
+
+/// Where the counters of a port space are, made first if `create` and there is room.
+#[inline(always)]
+pub fn space(key: &PortSpaceKey, create: bool) -> SpaceRef {
+    let cached = SPACE_CACHE.get_ptr_mut(key.hash() as u32 & (SPACE_CACHE_LEN - 1));
+    if let Some(cached) = cached {
+        // SAFETY: array values are valid as long as the program.
+        let space = SpaceRef(unsafe { *cached });
+        if slot(space).is_some_and(|slot| slot.key.is(key)) {
+            return space;
         }
-        space = PORT_SPACES.get_ptr_mut(key);
     }
-    match space {
-        Some(space) => {
-            // SAFETY: a map value stays valid while the program runs; counters are added atomically.
-            f(unsafe { &mut *space });
-            true
-        }
-        None => false,
+    let space = SpaceRef(look_up(key, create as u32));
+    if space.is_some()
+        && let Some(cached) = cached
+    {
+        // SAFETY: as above.
+        unsafe { *cached = space.0 };
     }
+    space
+}
+
+/// Rare, and a function of its own for the sake of the stack.
+#[inline(never)]
+fn look_up(key: &PortSpaceKey, create: u32) -> u32 {
+    // SAFETY: the value is copied at once.
+    if let Some(known) = unsafe { SPACE_INDEX.get(key) } {
+        return *known;
+    }
+    if create == 0 { 0 } else { new_space(key) }
+}
+
+#[inline(always)]
+fn new_space(key: &PortSpaceKey) -> u32 {
+    let Ok(Some(index)) = FREE_SPACES.pop() else {
+        count(Global::PortSpacesFull);
+        return 0;
+    };
+    let Some(slot) = SPACES.get_ptr_mut(index) else {
+        return 0;
+    };
+    // SAFETY: array values are valid as long as the program; the index was free, so nobody else
+    // writes here.
+    let slot = unsafe { &mut *slot };
+    let space = SpaceRef::new(index, slot.generation);
+    slot.key = *key;
+    if SPACE_INDEX
+        .insert(key, &space.0, BPF_NOEXIST.into())
+        .is_err()
+    {
+        // Another CPU was first (or there is no room, which the number of places prevents).
+        let _ = FREE_SPACES.push(&index, 0);
+        // SAFETY: the value is copied at once.
+        return unsafe { SPACE_INDEX.get(key) }.map_or(0, |known| *known);
+    }
+    slot.live = 1;
+    space.0
+}
+
+#[inline(always)]
+fn slot<'a>(space: SpaceRef) -> Option<&'a mut SpaceSlot> {
+    let slot = SPACES.get_ptr_mut(space.index())?;
+    // SAFETY: array values are valid as long as the program; counters are added atomically.
+    let slot = unsafe { &mut *slot };
+    (space.is_some() && space.is_of(slot.generation)).then_some(slot)
+}
+
+/// Runs `f` on the counters of a port space, unless there is none or it was forgotten.
+#[inline(always)]
+pub fn with_space(space: SpaceRef, f: impl FnOnce(&mut PortSpace)) -> bool {
+    slot(space).map(|slot| f(&mut slot.counters)).is_some()
+}
+
+/// The namespace and the connection of a port space, without the initiator's port.
+#[inline(always)]
+pub fn key_of(space: SpaceRef) -> (u32, FourTuple) {
+    let key = slot(space).map_or_else(PortSpaceKey::default, |slot| slot.key);
+    let tuple = FourTuple {
+        initiator: key.initiator,
+        responder: key.responder,
+        responder_port: key.responder_port,
+        ..FourTuple::default()
+    };
+    (key.netns, tuple)
 }
 
 /// Hands an event to the user side, or counts its loss.
@@ -152,31 +259,8 @@ pub fn emit(event: &Event) {
     }
 }
 
-const E2BIG: i32 = 7;
-
 #[inline(always)]
 fn config(index: u32) -> u32 {
     // SAFETY: an array value; the user side replaces it in one aligned access.
     CONFIG.get_ptr(index).map_or(0, |v| unsafe { *v })
-}
-
-#[inline(always)]
-fn mark(map: &HashMap<PortSpaceKey, PortBitmap>, key: &PortSpaceKey, port: u16) {
-    let mut bitmap = map.get_ptr_mut(key);
-    if bitmap.is_none() {
-        if let Some(zero) = ZERO_BITMAP.get_ptr(0) {
-            // SAFETY: an array value, never written to.
-            if map.insert(key, unsafe { &*zero }, BPF_NOEXIST.into()) == Err(-E2BIG) {
-                count(Global::BitmapsFull);
-            }
-        }
-        bitmap = map.get_ptr_mut(key);
-    }
-    let Some(bitmap) = bitmap else { return };
-    let index = (port >> 6) as usize & 1023;
-    // Not atomic: atomic OR needs 5.12. Two CPUs that set two bits of one word at once may lose one;
-    // it comes back with the next connection on that port.
-    // SAFETY: the index is below 1024 and the value stays valid while the program runs.
-    let word = unsafe { &mut (*bitmap)[index] };
-    *word |= 1 << (port & 63);
 }

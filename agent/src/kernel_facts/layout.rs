@@ -163,6 +163,20 @@ layout! {
         nsproxy_net_ns: nsproxy "net_ns" 8 WALK;
         /// Number of the network namespace, as in `/proc/<pid>/ns/net`.
         net_inum: net "ns.inum" 4 TUPLE_DETAIL;
+        /// The next namespace in the list of all of them.
+        net_list: net "list.next" 8 ROW;
+        /// `net.ipv4.tcp_tw_reuse` of the namespace.
+        net_tw_reuse: net "ipv4.sysctl_tcp_tw_reuse" 1 ROW;
+        /// `net.ipv4.tcp_timestamps` of the namespace.
+        net_timestamps: net "ipv4.sysctl_tcp_timestamps" 1 ROW;
+        /// Pointer to the bitmap of `net.ipv4.ip_local_reserved_ports`.
+        net_reserved_ports: net "ipv4.sysctl_local_reserved_ports" 8 ROW;
+        /// Pointer to the bind bucket of a socket's port.
+        icsk_bind_hash: inet_connection_sock "icsk_bind_hash" 8 ROW;
+        /// The same of a row in TIME_WAIT.
+        tw_tb: inet_timewait_sock "tw_tb" 8 ROW;
+        /// −1 if connect() took the port, else bind() (`__inet_hash_connect`, `inet_csk_get_port`).
+        bind_fastreuse: inet_bind_bucket "fastreuse" 1 ROW;
         /// Pointer to the array of buckets of the established hash.
         hashinfo_ehash: inet_hashinfo "ehash" 8 WALK;
         /// Number of buckets less one.
@@ -230,6 +244,12 @@ layout! {
         net_tcp_death_row;
         /// 1 if there is a pointer to the `struct inet_timewait_death_row` (5.18 to 6.0), 0 if it is embedded.
         net_tcp_death_row_is_pointer;
+        /// Offset of `ipv4.ip_local_ports.range` in `struct net`.
+        net_local_ports;
+        /// Its size: 8 for two numbers, since 6.8 4 for one, the last port above the first.
+        net_local_ports_bytes;
+        /// Offset of `ipv4.sysctl_tcp_tw_reuse_delay` in `struct net` (6.14 and later, else [`ABSENT`]).
+        net_tw_reuse_delay;
         /// Offset of the pointer `hashinfo` in `struct inet_timewait_death_row`.
         death_row_hashinfo;
         /// Byte `inet_hashinfo.pernet` (6.1 and later, else [`ABSENT`]): not 0 if the namespace has its own table.

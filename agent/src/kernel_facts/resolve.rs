@@ -171,6 +171,18 @@ impl Resolver<'_> {
             self.layout.net_tcp_death_row = row.offset_bytes;
             self.layout.net_tcp_death_row_is_pointer = u32::from(row.is_pointer());
         }
+        if let Some(range) = self.member("net", "ipv4.ip_local_ports.range", CENSUS_DETAIL) {
+            if matches!(range.size, 4 | 8) {
+                self.layout.net_local_ports = range.offset_bytes;
+                self.layout.net_local_ports_bytes = range.size;
+            } else {
+                let why = "it is neither one number nor two on this kernel";
+                self.lacks(CENSUS_DETAIL, "net.ipv4.ip_local_ports.range", why);
+            }
+        }
+        // Before 6.14 the delay is one second: nothing is missing.
+        let delay = self.types.member("net", "ipv4.sysctl_tcp_tw_reuse_delay");
+        self.layout.net_tw_reuse_delay = delay.map_or(ABSENT, |m| m.offset_bytes);
         if let Some(hashinfo) = self.sized("inet_timewait_death_row", "hashinfo", 8, CENSUS) {
             if hashinfo.is_pointer() {
                 self.layout.death_row_hashinfo = hashinfo.offset_bytes;

@@ -9,22 +9,23 @@ pub(super) fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
     let Work {
         segment,
         tuple,
-        before,
         handshake,
         ..
     } = work;
+    *tuple = segment.tuple;
     let slot_hash = Moved::hash(tuple, segment.seq);
     let Some(port) = find_moved(tables, slot_hash) else {
         return false;
     };
-    *before = *tuple;
-    before.initiator_port = port;
-    if tables.with_handshake(before, |h| *handshake = *h).is_none() {
-        return false;
+    tuple.initiator_port = port;
+    let before = tuple.hash();
+    match tables.pending(before) {
+        Some(pending) => handshake.copy_from(&pending.handshake),
+        None => return false,
     }
     handshake.isn == segment.seq
         && handshake.ifindex == seen.ifindex
-        && leave(tables, before, before.hash(), handshake.flags)
+        && leave(tables, before, handshake.flags)
 }
 
 /// Slots in a row that a SYN may have in the table of moved SYNs. With one, another SYN that waits for

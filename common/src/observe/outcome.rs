@@ -2,11 +2,11 @@
 
 use super::{Seen, Tables, Work, leave, moved::note_moved, record, remember};
 use crate::{
-    address::{FourTuple, PortSpaceKey},
-    handshake::{Handshake, MAYBE_DUPLICATE, Step, UNCOUNTED, UNHEALED},
+    address::PortSpaceKey,
+    handshake::{Handshake, MAYBE_DUPLICATE, Pending, Step, UNCOUNTED, UNHEALED},
     histogram::HANDSHAKE_UNIT_NS,
     memory::{Former, HOLD_MAX_NS, Moved},
-    record::{Event, EventKind, FIRST_PORTS, Global, PortSpace},
+    record::{Event, EventKind, FIRST_PORTS, Global, PortSpace, SpaceRef},
 };
 
 /// A segment without SYN on a four-tuple that may be being opened.
@@ -15,56 +15,55 @@ pub(super) fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
     let Work {
         segment,
         tuple,
-        key,
         handshake,
         ..
     } = work;
-    *tuple = segment.tuple;
-    let mut step = tables.with_handshake(tuple, |h| {
-        *handshake = *h;
-        if h.ifindex == seen.ifindex {
-            h.on_initiator(segment)
-        } else {
-            Step::None
-        }
-    });
-    if step.is_none() {
-        *tuple = segment.tuple.reversed();
-        step = tables.with_handshake(tuple, |h| {
-            *handshake = *h;
-            let step = if h.ifindex == seen.ifindex {
-                h.on_responder(segment)
-            } else {
-                Step::None
-            };
-            if let Step::BareAck { .. } = step {
-                // The copy still says what is to be settled; the record has it behind it.
-                h.flags &= !(UNCOUNTED | MAYBE_DUPLICATE);
-                handshake.bare_acks = h.bare_acks;
-                handshake.bare_ack = h.bare_ack;
-            }
-            step
-        });
+    let Some(Pending { handshake: h, .. }) = tables.pending(hash) else {
+        return;
+    };
+    if h.ifindex != seen.ifindex {
+        return;
     }
-    let Some(step) = step else { return };
-    *key = PortSpaceKey::wire(tuple, handshake.role);
+    let from_initiator = h.is_from_initiator(segment);
+    let step = if from_initiator {
+        h.on_initiator(segment)
+    } else {
+        h.on_responder(segment)
+    };
+    if matches!(step, Step::None) {
+        return;
+    }
+    handshake.copy_from(h);
+    if let Step::BareAck { .. } = step {
+        // The copy still says what is to be settled; the record has it behind it.
+        h.flags &= !(UNCOUNTED | MAYBE_DUPLICATE);
+    }
+    *tuple = if from_initiator {
+        segment.tuple
+    } else {
+        segment.tuple.reversed()
+    };
     match step {
         Step::Established => on_established(tables, work, seen, hash),
         Step::BareAck { unhealed_now } => on_bare_ack(tables, work, unhealed_now, seen.now_ns),
         Step::ResetAfterBareAck => {
-            tables.with_space(key, false, |p| T::add(&mut p.rsts_after_bare_ack, 1));
+            let space = space_of(tables, work, false);
+            tables.with_space(space, |p| T::add(&mut p.rsts_after_bare_ack, 1));
         }
         Step::DuplicateSyn => {
-            if leave(tables, tuple, hash, handshake.flags) {
-                tables.with_space(key, false, |p| T::add(&mut p.duplicate_syns, 1));
+            if leave(tables, hash, handshake.flags) {
+                let space = space_of(tables, work, false);
+                tables.with_space(space, |p| T::add(&mut p.duplicate_syns, 1));
             }
         }
         Step::Refused | Step::Abandoned => {
-            if !leave(tables, tuple, hash, handshake.flags) {
+            if !leave(tables, hash, handshake.flags) {
                 return;
             }
             let refused = matches!(step, Step::Refused);
-            tables.with_space(key, false, |p| {
+            let space = space_of(tables, work, false);
+            let handshake = &work.handshake;
+            tables.with_space(space, |p| {
                 settle::<T>(p, handshake);
                 T::add(
                     if refused {
@@ -86,22 +85,36 @@ pub(super) fn on_opening<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
     }
 }
 
-/// The handshake is complete.
+/// The port space of the handshake at hand; it is looked for if it was not known at the SYN.
 #[inline(always)]
-pub(super) fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
+fn space_of<T: Tables>(tables: &mut T, work: &mut Work, create: bool) -> SpaceRef {
     let Work {
         tuple,
         key,
         handshake,
         ..
     } = work;
-    if !leave(tables, tuple, hash, handshake.flags) {
+    if handshake.space.is_some() {
+        return handshake.space;
+    }
+    *key = PortSpaceKey::wire(tuple, handshake.role);
+    tables.space(key, create)
+}
+
+/// The handshake is complete.
+#[inline(always)]
+pub(super) fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, hash: u64) {
+    if !leave(tables, hash, work.handshake.flags) {
         return;
     }
-    remember(tables, hash, handshake.isn, Former::Open, seen.now_ns);
+    remember(tables, hash, work.handshake.isn, Former::Open, seen.now_ns);
     let mut established = 0;
     let mut earned = false;
-    tables.with_space(key, true, |p| {
+    let space = space_of(tables, work, true);
+    let Work {
+        tuple, handshake, ..
+    } = work;
+    tables.with_space(space, |p| {
         settle::<T>(p, handshake);
         T::add(&mut p.established, 1);
         established = p.established;
@@ -122,7 +135,7 @@ pub(super) fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &
         }
     });
     if earned {
-        tables.mark_port(key, tuple.initiator_port, established);
+        tables.mark_port(space, tuple.initiator_port, established);
     }
 }
 
@@ -134,19 +147,19 @@ pub(super) fn on_bare_ack<T: Tables>(
     unhealed_now: bool,
     now_ns: u64,
 ) {
+    let slot_hash = Moved::hash(&work.tuple, work.handshake.isn);
+    note_moved(tables, slot_hash, work.tuple.initiator_port, now_ns);
+    // A former connection that was completed proves that the port space is real.
+    let closed = was_closed_within_hold(&work.handshake);
+    let known = closed || matches!(work.handshake.former(), Former::Open);
+    let space = space_of(tables, work, known);
     let Work {
         tuple,
-        key,
         handshake,
         event,
         ..
     } = work;
-    let slot_hash = Moved::hash(tuple, handshake.isn);
-    note_moved(tables, slot_hash, tuple.initiator_port, now_ns);
-    // A former connection that was completed proves that the port space is real.
-    let closed = was_closed_within_hold(handshake);
-    let known = closed || matches!(handshake.former(), Former::Open);
-    let counted = tables.with_space(key, known, |p| {
+    let counted = tables.with_space(space, |p| {
         settle::<T>(p, handshake);
         T::add(&mut p.bare_acks, 1);
         T::add(
@@ -164,10 +177,15 @@ pub(super) fn on_bare_ack<T: Tables>(
     });
     if !counted {
         // Nothing was settled, so that is left to the outcome.
-        let before = handshake.flags & !MAYBE_DUPLICATE;
-        tables.with_handshake(tuple, |h| h.flags = before);
+        if let Some(pending) = tables.pending(handshake.hash) {
+            pending.handshake.flags = handshake.flags & !MAYBE_DUPLICATE;
+        }
         tables.count(Global::BareAcksWithoutPortSpace);
         return;
+    }
+    // From now on the open is counted, so that its port space must be at hand.
+    if let Some(pending) = tables.pending(handshake.hash) {
+        pending.handshake.space = space;
     }
     *event = Event {
         time_ns: now_ns,
@@ -190,20 +208,17 @@ pub(super) fn on_bare_ack<T: Tables>(
 /// `patience_ns` shortens the wait for handshakes that got a SYN-ACK (a flood must not fill the
 /// table); it is never shorter for the others, whose next retransmission must still be recognised.
 #[inline(always)]
-pub fn sweep<T: Tables>(
-    tables: &mut T,
-    work: &mut Work,
-    tuple: &FourTuple,
-    now_ns: u64,
-    patience_ns: u64,
-) {
-    let Work { key, handshake, .. } = work;
-    let expired = tables.with_handshake(tuple, |h| {
-        *handshake = *h;
-        is_expired(h, now_ns, patience_ns)
-    });
-    if expired == Some(true) && leave(tables, tuple, tuple.hash(), handshake.flags) {
-        count_unanswered(tables, tuple, key, handshake);
+pub fn sweep<T: Tables>(tables: &mut T, work: &mut Work, hash: u64, now_ns: u64, patience_ns: u64) {
+    let Some(pending) = tables.pending(hash) else {
+        return;
+    };
+    if !is_expired(&pending.handshake, now_ns, patience_ns) {
+        return;
+    }
+    work.handshake.copy_from(&pending.handshake);
+    work.tuple = pending.tuple;
+    if leave(tables, hash, work.handshake.flags) {
+        count_unanswered(tables, work);
     }
 }
 
@@ -221,14 +236,10 @@ pub const fn is_expired(h: &Handshake, now_ns: u64, patience_ns: u64) -> bool {
 
 /// Counts the outcome of an open that nobody completed.
 #[inline(always)]
-pub(super) fn count_unanswered<T: Tables>(
-    tables: &mut T,
-    tuple: &FourTuple,
-    key: &mut PortSpaceKey,
-    h: &Handshake,
-) {
-    *key = PortSpaceKey::wire(tuple, h.role);
-    tables.with_space(key, false, |p| {
+pub(super) fn count_unanswered<T: Tables>(tables: &mut T, work: &mut Work) {
+    let space = space_of(tables, work, false);
+    let h = &work.handshake;
+    let counted = tables.with_space(space, |p| {
         if h.flags & MAYBE_DUPLICATE != 0 {
             T::add(&mut p.duplicate_syns, 1);
             return;
@@ -248,6 +259,9 @@ pub(super) fn count_unanswered<T: Tables>(
             T::add(&mut p.unhealed, 1);
         }
     });
+    if !counted && h.is_syn_acked() {
+        tables.count(Global::StrangersHalfOpen);
+    }
 }
 
 /// Counts an open that was not counted when its SYN was seen.

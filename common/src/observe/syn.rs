@@ -5,7 +5,10 @@ use super::{
 };
 use crate::{
     address::{FourTuple, PortSpaceKey, Role},
-    handshake::{Handshake, MAYBE_DUPLICATE, STRANGER, SYN_ACKED, Step, UNCOUNTED},
+    handshake::{
+        Handshake, INITIATOR_IS_LOWER, MAYBE_DUPLICATE, Pending, STRANGER, SYN_ACKED, Step,
+        UNCOUNTED,
+    },
     histogram::REUSE_UNIT_NS,
     memory::{self, Former},
     record::Global,
@@ -18,33 +21,31 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
         return;
     }
     let Work {
-        segment,
-        tuple,
-        key,
-        handshake,
-        ..
+        segment, handshake, ..
     } = work;
-    *tuple = segment.tuple;
-    let known = tables.with_handshake(tuple, |h| {
-        // Another interface's record: this one only forwards.
-        let step = if h.ifindex == seen.ifindex {
-            h.on_syn(segment, seen.now_ns)
-        } else {
-            Step::None
-        };
-        *handshake = *h;
-        step
-    });
-    if let Some(step) = known {
+    if let Some(Pending {
+        handshake: h,
+        tuple,
+    }) = tables.pending(hash)
+    {
+        // A SYN that comes the other way (RFC 9293 section 3.5, simultaneous open) changes nothing, nor
+        // does one that another interface has seen before: this one only forwards.
+        if h.ifindex != seen.ifindex || !h.is_from_initiator(segment) {
+            return;
+        }
+        let step = h.on_syn(segment, seen.now_ns);
+        handshake.copy_from(h);
+        if handshake.flags & UNCOUNTED != 0 {
+            work.tuple = *tuple;
+        }
         if !matches!(step, Step::Replaced) {
-            if matches!(step, Step::Retransmit) && handshake.flags & UNCOUNTED == 0 {
-                *key = PortSpaceKey::wire(tuple, handshake.role);
-                tables.with_space(key, false, |p| T::add(&mut p.syn_retransmits, 1));
+            if handshake.flags & UNCOUNTED == 0 {
+                tables.with_space(handshake.space, |p| T::add(&mut p.syn_retransmits, 1));
             }
             return;
         }
-        if leave(tables, tuple, hash, handshake.flags) {
-            count_unanswered(tables, tuple, key, handshake);
+        if leave(tables, hash, handshake.flags) {
+            count_unanswered(tables, work);
         }
     }
     let moved = take_moved(tables, work, seen);
@@ -57,7 +58,7 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
     } = work;
     if moved {
         // A SYN-ACK that came on the former port is void.
-        handshake.flags &= !(SYN_ACKED | STRANGER);
+        handshake.flags &= !(SYN_ACKED | STRANGER | INITIATOR_IS_LOWER);
     } else {
         *handshake = Handshake {
             first_ns: seen.now_ns,
@@ -71,6 +72,11 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
             role: seen.syn_role as u8,
             ..Handshake::default()
         };
+    }
+    *tuple = segment.tuple;
+    handshake.hash = hash;
+    if tuple.initiator_is_lower() {
+        handshake.flags |= INITIATOR_IS_LOWER;
     }
     handshake.last_ns = seen.now_ns;
     handshake.syns = handshake.syns.saturating_add(1);
@@ -94,7 +100,11 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
     if handshake.flags & UNCOUNTED == 0 {
         *key = PortSpaceKey::wire(tuple, handshake.role);
         let local_open = matches!(seen.syn_role, Role::Initiator);
-        let counted = tables.with_space(key, local_open, |p| {
+        // A SYN that has moved stays in its port space.
+        if !handshake.space.is_some() {
+            handshake.space = tables.space(key, local_open);
+        }
+        let counted = tables.with_space(handshake.space, |p| {
             T::add(
                 if moved {
                     &mut p.syn_retransmits
@@ -113,17 +123,12 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
             tables.count(Global::SynsWithoutPortSpace);
         }
     }
-    enter(tables, tuple, handshake, hash);
+    enter(tables, tuple, handshake);
 }
 
 /// Adds a record, if there is room for one of its kind.
 #[inline(always)]
-pub(super) fn enter<T: Tables>(
-    tables: &mut T,
-    tuple: &FourTuple,
-    handshake: &mut Handshake,
-    hash: u64,
-) {
+fn enter<T: Tables>(tables: &mut T, tuple: &FourTuple, handshake: &mut Handshake) {
     // A duplicate of a SYN that was accepted before is no stranger's.
     if handshake.flags & (UNCOUNTED | MAYBE_DUPLICATE) == UNCOUNTED
         && let Some((n, most)) = tables.strangers()
@@ -135,8 +140,11 @@ pub(super) fn enter<T: Tables>(
         T::add(n, 1);
         handshake.flags |= STRANGER;
     }
-    if tables.insert_handshake(tuple, handshake) {
-        if let Some(slot) = tables.opening(hash) {
+    if let Some(pending) = tables.add_pending(handshake) {
+        if handshake.flags & UNCOUNTED != 0 {
+            pending.tuple = *tuple;
+        }
+        if let Some(slot) = tables.opening(handshake.hash) {
             T::add(slot, 1);
         }
     } else {

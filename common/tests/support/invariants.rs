@@ -24,12 +24,15 @@ pub fn outcomes(p: &PortSpace) -> u64 {
 pub fn check(tables: &InMemory) {
     let mut per_slot = vec![0; tables.opening.len()];
     let mut pending: HashMap<PortSpaceKey, u64> = HashMap::new();
-    for (tuple, h) in &tables.handshakes {
-        per_slot[tables.opening_slot(tuple)] += 1;
+    for (hash, p) in &tables.handshakes {
+        let h = &p.handshake;
+        per_slot[tables.slot(*hash)] += 1;
+        assert_eq!(*hash, h.hash);
         if h.flags & UNCOUNTED == 0 {
-            *pending
-                .entry(PortSpaceKey::wire(tuple, h.role))
-                .or_default() += 1;
+            let key = tables.key_of(h.space).expect("a counted open's port space");
+            *pending.entry(key).or_default() += 1;
+        } else {
+            assert_eq!(p.tuple.hash(), *hash, "its port space may be asked for");
         }
         assert!(h.syns >= 1, "a record without a SYN: {h:?}");
     }
@@ -38,7 +41,9 @@ pub fn check(tables: &InMemory) {
         "records per slot and the slots that count them"
     );
     let strangers = tables.handshakes.values();
-    let strangers = strangers.filter(|h| h.flags & STRANGER != 0).count() as u64;
+    let strangers = strangers
+        .filter(|p| p.handshake.flags & STRANGER != 0)
+        .count() as u64;
     assert_eq!(tables.strangers, strangers, "records of strangers");
     for key in pending.keys() {
         assert!(

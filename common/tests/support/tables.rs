@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 
 use tuplewatch_common::{
-    address::{FourTuple, PortSpaceKey},
-    handshake::{Handshake, UNCOUNTED},
+    address::PortSpaceKey,
+    handshake::{Handshake, Pending, UNCOUNTED},
     memory::Set,
     observe::{Tables, Work, is_expired, sweep},
-    record::{Event, Global, PortSpace},
+    record::{Event, Global, PortSpace, SpaceRef},
 };
 
 /// How much the tables hold. Small values make the paths run that a full table takes.
@@ -60,8 +60,10 @@ impl Limits {
 /// Tables in memory that behave as the BPF maps do: no order, bounded, every refusal counted.
 pub struct InMemory {
     limits: Limits,
-    pub handshakes: HashMap<FourTuple, Handshake>,
+    pub handshakes: HashMap<u64, Pending>,
     pub spaces: HashMap<PortSpaceKey, PortSpace>,
+    /// The keys of `spaces` by index, from 1 on.
+    pub refs: Vec<PortSpaceKey>,
     pub bitmaps: HashMap<PortSpaceKey, BTreeSet<u16>>,
     pub memory: Vec<Set>,
     pub moved: Vec<u64>,
@@ -79,6 +81,7 @@ impl InMemory {
             limits,
             handshakes: HashMap::new(),
             spaces: HashMap::new(),
+            refs: Vec::new(),
             bitmaps: HashMap::new(),
             memory: vec![Set::default(); limits.memory_sets],
             moved: vec![0; limits.moved_slots],
@@ -90,12 +93,14 @@ impl InMemory {
         }
     }
 
-    /// The slot of `opening` that a tuple belongs to.
-    pub fn opening_slot(&self, tuple: &FourTuple) -> usize {
-        self.slot(tuple.hash())
+    /// The port space that a reference means.
+    pub fn key_of(&self, space: SpaceRef) -> Option<PortSpaceKey> {
+        let index = (space.index() as usize).checked_sub(1)?;
+        self.refs.get(index).copied()
     }
 
-    fn slot(&self, hash: u64) -> usize {
+    /// The slot of `opening` that a hash belongs to.
+    pub fn slot(&self, hash: u64) -> usize {
         (hash >> 20) as usize & (self.opening.len() - 1)
     }
 
@@ -105,15 +110,15 @@ impl InMemory {
 
     /// Sweeps every record that is due.
     pub fn sweep_all(&mut self, work: &mut Work, now_ns: u64, patience_ns: u64) {
-        let mut due: Vec<FourTuple> = self
+        let mut due: Vec<u64> = self
             .handshakes
             .iter()
-            .filter(|(_, h)| is_expired(h, now_ns, patience_ns))
-            .map(|(tuple, _)| *tuple)
+            .filter(|(_, p)| is_expired(&p.handshake, now_ns, patience_ns))
+            .map(|(hash, _)| *hash)
             .collect();
         due.sort_unstable();
-        for tuple in due {
-            sweep(self, work, &tuple, now_ns, patience_ns);
+        for hash in due {
+            sweep(self, work, hash, now_ns, patience_ns);
         }
     }
 
@@ -128,46 +133,61 @@ impl InMemory {
 }
 
 impl Tables for InMemory {
-    fn with_handshake<R>(
-        &mut self,
-        tuple: &FourTuple,
-        f: impl FnOnce(&mut Handshake) -> R,
-    ) -> Option<R> {
-        self.handshakes.get_mut(tuple).map(f)
+    fn pending(&mut self, hash: u64) -> Option<&mut Pending> {
+        self.handshakes.get_mut(&hash)
     }
 
-    fn insert_handshake(&mut self, tuple: &FourTuple, handshake: &Handshake) -> bool {
+    fn add_pending(&mut self, handshake: &Handshake) -> Option<&mut Pending> {
+        let hash = handshake.hash;
         let room = self.handshakes.len() < self.limits.handshakes;
-        if !room || self.handshakes.contains_key(tuple) {
+        if !room || self.handshakes.contains_key(&hash) {
             self.count(Global::HandshakesFull);
             if handshake.flags & UNCOUNTED == 0 {
-                let key = PortSpaceKey::wire(tuple, handshake.role);
+                let key = self.key_of(handshake.space).expect("counted where?");
                 *self.lost_opens.entry(key).or_default() += 1;
             }
-            return false;
+            return None;
         }
-        self.handshakes.insert(*tuple, *handshake);
-        true
+        let pending = self.handshakes.entry(hash).or_default();
+        pending.handshake = *handshake;
+        Some(pending)
     }
 
-    fn remove_handshake(&mut self, tuple: &FourTuple) -> bool {
-        self.handshakes.remove(tuple).is_some()
+    fn remove_pending(&mut self, hash: u64) -> bool {
+        self.handshakes.remove(&hash).is_some()
     }
 
-    fn with_space(
-        &mut self,
-        key: &PortSpaceKey,
-        create: bool,
-        f: impl FnOnce(&mut PortSpace),
-    ) -> bool {
+    fn space(&mut self, key: &PortSpaceKey, create: bool) -> SpaceRef {
         if create && !self.spaces.contains_key(key) {
             if self.spaces.len() < self.limits.spaces {
                 self.spaces.insert(*key, PortSpace::default());
+                self.refs.push(*key);
             } else {
                 self.count(Global::PortSpacesFull);
             }
         }
-        self.spaces.get_mut(key).map(f).is_some()
+        let index = self.refs.iter().position(|k| k == key);
+        index.map_or(SpaceRef::NONE, |i| SpaceRef::new(i as u32 + 1, 0))
+    }
+
+    fn with_space(&mut self, space: SpaceRef, f: impl FnOnce(&mut PortSpace)) -> bool {
+        let Some(key) = self.key_of(space) else {
+            return false;
+        };
+        self.spaces.get_mut(&key).map(f).is_some()
+    }
+
+    fn mark_port(&mut self, space: SpaceRef, port: u16, _established: u64) {
+        let Some(key) = self.key_of(space) else {
+            return;
+        };
+        if let Some(bitmap) = self.bitmaps.get_mut(&key) {
+            bitmap.insert(port);
+        } else if self.bitmaps.len() < self.limits.bitmaps {
+            self.bitmaps.insert(key, BTreeSet::from([port]));
+        } else {
+            self.count(Global::BitmapsFull);
+        }
     }
 
     fn memory(&mut self, hash: u64) -> Option<&mut Set> {
@@ -187,16 +207,6 @@ impl Tables for InMemory {
     fn opening(&mut self, hash: u64) -> Option<&mut u64> {
         let i = self.slot(hash);
         self.opening.get_mut(i)
-    }
-
-    fn mark_port(&mut self, key: &PortSpaceKey, port: u16, _established: u64) {
-        if let Some(bitmap) = self.bitmaps.get_mut(key) {
-            bitmap.insert(port);
-        } else if self.bitmaps.len() < self.limits.bitmaps {
-            self.bitmaps.insert(*key, BTreeSet::from([port]));
-        } else {
-            self.count(Global::BitmapsFull);
-        }
     }
 
     fn emit(&mut self, event: &Event) {

@@ -34,6 +34,8 @@ const DERIVED: &[(&str, &str)] = &[
     ("sock", "sk_cgrp_data.val"),
     ("sock", "sk_cgrp_data.cgroup"),
     ("net", "ipv4.tcp_death_row"),
+    ("net", "ipv4.ip_local_ports.range"),
+    ("net", "ipv4.sysctl_tcp_tw_reuse_delay"),
     ("inet_timewait_death_row", "hashinfo"),
     ("inet_hashinfo", "pernet"),
     ("inet_connection_sock", "icsk_listen_portaddr_node"),

@@ -7,7 +7,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::HashMap,
+    maps::{Array, HashMap},
     programs::{
         LinkOrder, SchedClassifier, TcAttachType,
         tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
@@ -296,13 +296,50 @@ fn note_hooked(
     for index in known.iter().filter(|i| !choice.covered.contains(i)) {
         map.remove(index)?;
     }
+    let mut values = Vec::new();
     // Beside a physical uplink the other end of a veth is a guest of this host.
     let has_uplink = choice.chosen.iter().any(|i| i.kind == "physical");
     for index in &choice.covered {
         let is_veth = hooked
             .get(index)
             .is_some_and(|h| h.interface.kind == "veth");
-        map.insert(index, if has_uplink && is_veth { GUEST } else { 1 }, 0)?;
+        let value = if has_uplink && is_veth { GUEST } else { 1 };
+        map.insert(index, value, 0)?;
+        values.push((*index, value));
+    }
+    let mut fast: Array<_, u64> = map_mut(ebpf, "HOOKED_FAST")?.try_into()?;
+    for (place, entry) in (0..).zip(by_low_bits(&values, fast.len())) {
+        if fast.get(&place, 0)? != entry {
+            fast.set(place, entry, 0)?;
+        }
     }
     Ok(())
+}
+
+/// The entries of `HOOKED_FAST`: `index << 8 | value` by the low bits of the index, or all bits set
+/// where two share a place and the hash map must be asked.
+fn by_low_bits(values: &[(u32, u8)], places: u32) -> Vec<u64> {
+    let mut entries = vec![0; places as usize];
+    for (index, value) in values {
+        let entry = &mut entries[(index & (places - 1)) as usize];
+        *entry = if *entry == 0 {
+            u64::from(*index) << 8 | u64::from(*value)
+        } else {
+            u64::MAX
+        };
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::by_low_bits;
+
+    #[test]
+    fn interfaces_that_share_a_place_are_asked_for_elsewhere() {
+        let entries = by_low_bits(&[(3, 1), (1027, 2), (5, 2)], 1024);
+        assert_eq!(entries[3], u64::MAX);
+        assert_eq!(entries[5], 5 << 8 | 2);
+        assert_eq!(entries.iter().filter(|e| **e != 0).count(), 2);
+    }
 }

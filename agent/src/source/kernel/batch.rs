@@ -12,7 +12,6 @@ use std::{
 use aya::{Pod, maps::MapData};
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
-const BPF_MAP_LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
 
 /// The member `batch` of `union bpf_attr`.
 #[repr(C)]
@@ -37,42 +36,16 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// The error of the system call.
 pub fn read<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
     let mut all = Vec::new();
-    run(map, BPF_MAP_LOOKUP_BATCH, |key, value| {
-        all.push((key, value));
-    })?;
+    run(map, |key, value| all.push((key, value)))?;
     Ok(all)
 }
 
-/// Looks at all entries of a hash map one after the other, without keeping them.
-///
-/// # Errors
-/// The error of the system call.
-pub fn each<K: Pod, V: Pod>(map: &MapData, look: impl FnMut(K, V)) -> io::Result<()> {
-    run(map, BPF_MAP_LOOKUP_BATCH, look)
-}
-
-/// All entries of a hash map, which is empty afterwards.
-///
-/// # Errors
-/// The error of the system call.
-pub fn take<K: Pod, V: Pod>(map: &MapData) -> io::Result<Vec<(K, V)>> {
-    let mut all = Vec::new();
-    run(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, |key, value| {
-        all.push((key, value));
-    })?;
-    Ok(all)
-}
-
-fn run<K: Pod, V: Pod>(
-    map: &MapData,
-    command: libc::c_long,
-    mut look: impl FnMut(K, V),
-) -> io::Result<()> {
+fn run<K: Pod, V: Pod>(map: &MapData, mut look: impl FnMut(K, V)) -> io::Result<()> {
     let fd = map.fd().as_fd().as_raw_fd();
     let mut room = (CHUNK_BYTES / (size_of::<K>() + size_of::<V>())).clamp(64, 4096);
     let mut cursor = None;
     loop {
-        let (entries, next) = match chunk::<K, V>(fd, command, cursor, room) {
+        let (entries, next) = match chunk::<K, V>(fd, cursor, room) {
             // One bucket holds more than there was room for: nothing was read.
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && room < 1 << 20 => {
                 room *= 4;
@@ -92,12 +65,7 @@ fn run<K: Pod, V: Pod>(
 
 type Chunk<K, V> = (Vec<(K, V)>, Option<u32>);
 
-fn chunk<K: Pod, V: Pod>(
-    fd: RawFd,
-    command: libc::c_long,
-    cursor: Option<u32>,
-    room: usize,
-) -> io::Result<Chunk<K, V>> {
+fn chunk<K: Pod, V: Pod>(fd: RawFd, cursor: Option<u32>, room: usize) -> io::Result<Chunk<K, V>> {
     let mut keys = Vec::<K>::with_capacity(room);
     let mut values = Vec::<V>::with_capacity(room);
     let (first, mut next) = (cursor.unwrap_or(0), 0u32);
@@ -119,7 +87,7 @@ fn chunk<K: Pod, V: Pod>(
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            command,
+            BPF_MAP_LOOKUP_BATCH,
             &raw mut attr,
             size_of::<BatchAttr>(),
         )

@@ -1,7 +1,7 @@
 //! Runs the census.
 
 use std::{
-    collections::HashMap as StdHashMap,
+    collections::{BTreeMap, HashMap as StdHashMap},
     io,
     time::{Duration, Instant},
 };
@@ -18,6 +18,7 @@ use super::{
     batch,
     load::{Kernel, chain},
 };
+use crate::core::surroundings::LocalPorts;
 
 /// What is kept between two passes.
 #[derive(Default)]
@@ -27,6 +28,8 @@ pub struct CensusState {
     took: Duration,
     /// When it was.
     at: Option<Instant>,
+    /// Source ports of the network namespaces that the latest pass found.
+    pub(super) local_ports: BTreeMap<u32, LocalPorts>,
 }
 
 /// How often there is a census unless somebody asks for another interval.
@@ -67,6 +70,7 @@ impl Kernel {
         let pass = self.census.pass;
         self.walk("census_listeners", pass)?;
         self.walk("census_established", pass)?;
+        self.census.local_ports = self.namespaces()?;
         let all: Vec<(PortSpaceKey, CensusRow)> = batch::read(self.hash("CENSUS")?)?;
         self.forget(&all, pass)?;
         self.census.took = started.elapsed();

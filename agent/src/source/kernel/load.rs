@@ -4,17 +4,19 @@ use std::{fmt, io, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData},
+    maps::{HashMap, Map, MapData},
     programs::{Program, ProgramError},
 };
 use tracing::warn;
-use tuplewatch_common::record::PortBitmap;
+use tuplewatch_common::{handshake::Pending, ways::WAYS};
 
 use super::{
     HookStatus, Plan, Verdict,
     attach::{Attachments, InterfaceOptions},
     clock, diagnostics,
     hooks::{load_classifiers, on_demand, tracepoint},
+    shared::Shared,
+    spaces::Spaces,
 };
 use crate::kernel_facts::{Hook, Layout, Resolved, Types, VMLINUX};
 
@@ -44,6 +46,21 @@ pub enum LoadError {
     /// Not one hook works.
     Nothing(Vec<HookStatus>),
 }
+
+impl LoadError {
+    /// Nothing is wrong but the rights: trying again helps nobody.
+    #[must_use]
+    pub fn is_permission(&self) -> bool {
+        match self {
+            Self::Permission(_) => true,
+            Self::Object(_) => false,
+            Self::Nothing(hooks) => hooks.iter().all(|hook| hook.detail.contains(EPERM)),
+        }
+    }
+}
+
+/// How an error of a system call that lacks a right reads.
+const EPERM: &str = "os error 1)";
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,7 +93,10 @@ pub struct Kernel {
     /// The census can run.
     pub(super) has_census: bool,
     pub(super) census: super::census::CensusState,
-    pub(super) reader: super::read::ReaderState,
+    pub(super) spaces: Spaces,
+    /// Connections being opened.
+    pub(super) pending: Shared<Pending>,
+    pub(super) counters: super::counters::Reader,
 }
 
 /// The tracepoint hooks and their programs.
@@ -102,9 +122,11 @@ impl Kernel {
     /// [`LoadError`] if nothing at all can work.
     pub fn start(options: &Options) -> Result<Self, LoadError> {
         let mut hooks = Vec::new();
-        let resolved = resolve(Path::new(VMLINUX), &mut hooks);
-        let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout))?;
-        prepare(&mut ebpf, options).map_err(|e| LoadError::Object(e.to_string()))?;
+        let (resolved, coarse_clock) = resolve(Path::new(VMLINUX), &mut hooks).unzip();
+        let coarse_clock = u32::from(coarse_clock == Some(true));
+        let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout), coarse_clock)?;
+        let (spaces, pending) =
+            prepare(&mut ebpf, options).map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let mut any = false;
         for (hook, program) in TRACEPOINTS {
             let state = match &resolved {
@@ -119,7 +141,12 @@ impl Kernel {
             let state = on_demand(
                 &mut ebpf,
                 Hook::Census,
-                &["census_listeners", "census_established", "census_seed"],
+                &[
+                    "census_listeners",
+                    "census_established",
+                    "census_seed",
+                    "census_netns",
+                ],
                 resolved,
             );
             has_census = state.verdict != Verdict::Off;
@@ -157,7 +184,9 @@ impl Kernel {
             hooks,
             has_census,
             census: super::census::CensusState::default(),
-            reader: super::read::ReaderState::default(),
+            spaces,
+            pending,
+            counters: super::counters::Reader::new(&options.netns),
         };
         if kernel.has_census
             && let Err(error) = kernel.first_census()
@@ -207,7 +236,9 @@ impl Kernel {
 
 fn data(map: &Map) -> Option<&MapData> {
     match map {
-        Map::Array(d) | Map::HashMap(d) | Map::PerCpuArray(d) | Map::RingBuf(d) => Some(d),
+        Map::Array(d) | Map::HashMap(d) | Map::PerCpuArray(d) | Map::RingBuf(d) | Map::Queue(d) => {
+            Some(d)
+        }
         _ => None,
     }
 }
@@ -221,10 +252,14 @@ fn memlock(map: &MapData) -> Option<u64> {
         .and_then(|n| n.trim().parse().ok())
 }
 
-/// Layouts of the running kernel. Without them only the packet hook works, which reads none.
-fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<Resolved> {
+/// Layouts of the running kernel (without them only the packet hook works, which reads none), and
+/// whether it has the helper `bpf_ktime_get_coarse_ns`.
+fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<(Resolved, bool)> {
     match Types::load(path) {
-        Ok(types) => Some(Layout::resolve(&types)),
+        Ok(types) => {
+            let coarse = types.enum_value("bpf_func_id", "BPF_FUNC_ktime_get_coarse_ns");
+            Some((Layout::resolve(&types), coarse.is_ok()))
+        }
         Err(error) => {
             hooks.push(HookStatus {
                 name: "socket hooks".into(),
@@ -239,7 +274,7 @@ fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<Resolved> {
     }
 }
 
-fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
+fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result<Ebpf, LoadError> {
     let plan = &options.plan;
     let globals: Vec<(String, u32)> = layout
         .map(|l| {
@@ -255,20 +290,29 @@ fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
     // The rest of the table is for those whose port space is known.
     let log_level = diagnostics::level(options.kernel_log);
     let strangers = plan.handshakes / 8 * 7;
+    let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
     let mut loader = EbpfLoader::new();
     loader
+        .override_global("COARSE_CLOCK", &coarse_clock, true)
         .override_global("HZ", &hz, true)
         .override_global("RESTRICT_NETNS", &restrict, true)
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .map_max_entries("AYA_LOGS", diagnostics::buffer(options.kernel_log))
         .override_global("STRANGERS_MAX", &strangers, true)
         .override_global("MEMORY_SETS", &plan.memory_sets, true)
+        .override_global("HANDSHAKE_SETS", &handshake_sets, true)
+        .override_global("SOCKET_SETS", &socket_sets, true)
         .map_max_entries("HANDSHAKES", plan.handshakes)
-        .map_max_entries("PORT_SPACES", plan.port_spaces)
+        .map_max_entries("HANDSHAKE_TAGS", handshake_sets)
+        // Index 0 of both is never given out.
+        .map_max_entries("SPACES", plan.port_spaces + 1)
+        .map_max_entries("FREE_SPACES", plan.port_spaces + 1)
+        .map_max_entries("SPACE_INDEX", plan.port_spaces + 1)
+        .map_max_entries("BITMAPS", 2 * (plan.bitmaps + 1))
+        .map_max_entries("FREE_BITMAPS", plan.bitmaps + 1)
         .map_max_entries("MEMORY", plan.memory_sets)
-        .map_max_entries("PORTS_EVEN", plan.bitmaps)
-        .map_max_entries("PORTS_ODD", plan.bitmaps)
         .map_max_entries("OPEN_SOCKETS", plan.open_sockets)
+        .map_max_entries("SOCKET_TAGS", socket_sets)
         .map_max_entries("OPENERS", plan.openers)
         .map_max_entries("CENSUS", plan.census)
         .map_max_entries("LISTENERS", plan.listeners)
@@ -278,7 +322,7 @@ fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
     }
     loader.load(OBJECT).map_err(|error| {
         let text = chain(&error);
-        if text.contains("os error 1)") {
+        if text.contains(EPERM) {
             LoadError::Permission(text)
         } else {
             LoadError::Object(text)
@@ -286,17 +330,14 @@ fn load(options: &Options, layout: Option<&Layout>) -> Result<Ebpf, LoadError> {
     })
 }
 
-/// Fills the maps that hold settings.
-fn prepare(ebpf: &mut Ebpf, options: &Options) -> anyhow::Result<()> {
-    let mut config: Array<_, u32> = map_mut(ebpf, "CONFIG")?.try_into()?;
-    config.set(1, super::read::BITMAP_FROM, 0)?;
-    let mut zero: Array<_, PortBitmap> = map_mut(ebpf, "ZERO_BITMAP")?.try_into()?;
-    zero.set(0, [0; 1024], 0)?;
+/// Fills the maps that hold settings, and opens those that are read without system calls.
+fn prepare(ebpf: &mut Ebpf, options: &Options) -> anyhow::Result<(Spaces, Shared<Pending>)> {
     let mut netns: HashMap<_, u32, u8> = map_mut(ebpf, "NETNS")?.try_into()?;
     for inode in &options.netns {
         netns.insert(inode, 1, 0)?;
     }
-    Ok(())
+    let pending = Shared::open(map_mut(ebpf, "HANDSHAKES")?)?;
+    Ok((Spaces::open(ebpf)?, pending))
 }
 
 pub(super) fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {

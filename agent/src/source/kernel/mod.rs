@@ -4,12 +4,17 @@ pub mod attach;
 mod batch;
 mod census;
 mod clock;
+mod counters;
 mod diagnostics;
+mod ethtool;
 mod events;
 mod hooks;
 mod load;
+mod namespaces;
 mod plan;
 mod read;
+mod shared;
+mod spaces;
 mod status;
 mod surroundings;
 

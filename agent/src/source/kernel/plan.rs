@@ -5,7 +5,7 @@ use std::fs;
 /// Entries of each map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Connections being opened.
+    /// Connections being opened, a power of two and a multiple of the sixteen places of a set.
     pub handshakes: u32,
     /// Port spaces.
     pub port_spaces: u32,
@@ -13,7 +13,7 @@ pub struct Plan {
     pub memory_sets: u32,
     /// Port bitmaps per generation.
     pub bitmaps: u32,
-    /// Sockets that this host opened.
+    /// Sockets that this host opened, likewise.
     pub open_sockets: u32,
     /// Openers.
     pub openers: u32,
@@ -42,11 +42,12 @@ impl Plan {
             |at_24_mib: u64| u32::try_from(at_24_mib * bytes / (24 << 20)).unwrap_or(u32::MAX);
         let power = |n: u32| 1 << (31 - n.max(2).leading_zeros());
         Self {
-            handshakes: scale(8192).max(4096),
+            handshakes: power(scale(16_384)).max(4096),
             port_spaces: scale(12_288).max(1024),
             memory_sets: power(scale(131_072)).max(16_384),
             bitmaps: scale(96).max(16),
-            open_sockets: scale(16_384).max(4096),
+            // Twice what is hoped for: a set may be full while others are not.
+            open_sockets: power(scale(32_768)).max(8192),
             openers: scale(4096).max(1024),
             census: scale(8192).max(1024),
             listeners: 2048,
@@ -99,6 +100,8 @@ fn cgroup_limit() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use tuplewatch_common::ways::WAYS;
+
     use super::*;
 
     #[test]
@@ -106,6 +109,8 @@ mod tests {
         for mib in [1, 12, 24, 100, 1000] {
             let p = Plan::for_bytes(mib << 20);
             assert!(p.memory_sets.is_power_of_two() && p.ring.is_power_of_two());
+            assert!(p.handshakes.is_power_of_two() && p.open_sockets.is_power_of_two());
+            assert!(p.handshakes >= WAYS && p.open_sockets >= WAYS);
             assert!(p.port_spaces >= 1024);
         }
         assert_eq!(Plan::for_bytes(24 << 20).memory_sets, 131_072);

@@ -1,0 +1,22 @@
+//! What set-associative tables need besides [`tuplewatch_common::ways`]: which CPU this is, and how a tag
+//! is written.
+
+use aya_ebpf::helpers::bpf_get_smp_processor_id;
+use tuplewatch_common::ways;
+
+pub use tuplewatch_common::ways::{Tags, WAYS, find, tag};
+
+/// A free place, if any; see [`ways::free`].
+#[inline(always)]
+pub fn free(tags: &Tags) -> Option<u32> {
+    // SAFETY: a helper without arguments.
+    ways::free(tags, unsafe { bpf_get_smp_processor_id() })
+}
+
+/// Writes a tag, and nothing but it: its neighbour in the same number may be written by another CPU.
+#[inline(always)]
+pub fn set(tags: &mut Tags, way: u32, tag: u32) {
+    let tags = (&raw mut *tags).cast::<u32>();
+    // SAFETY: a set has this many tags; the target is little-endian, so they lie in order.
+    unsafe { *tags.add((way & (WAYS - 1)) as usize) = tag }
+}
