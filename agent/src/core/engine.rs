@@ -2,42 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use tuplewatch_common::address::{Point, PortSpaceKey, Role};
+use tuplewatch_common::address::PortSpaceKey;
 
 use super::{
     alert::Alerts,
+    budget,
+    egress::Egress,
     finding::{Finding, Verdict},
+    mute::Mute,
     observation::{Event, Snapshot},
-    pool,
-    report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
-    signature::{self, Context},
+    report::{Change, Overview, SpaceReport, Totals},
+    rules::Rules,
+    saved::Saved,
+    signature::{self, Context, Look},
     space::Space,
-    surroundings::Surroundings,
+    surroundings::Around,
     tables::Tables,
-    threshold::Thresholds,
     time::Moment,
 };
 
 /// The core.
 #[derive(Debug, Default)]
 pub struct Engine {
-    thresholds: Thresholds,
+    rules: Rules,
     tables: Tables,
     alerts: Alerts,
     look_alikes: BTreeMap<(Verdict, PortSpaceKey), Finding>,
     globals: [u64; tuplewatch_common::record::Global::COUNT as usize],
-    surroundings: Surroundings,
+    around: Around,
     now: Moment,
 }
 
 impl Engine {
     /// A core that has seen nothing yet.
     #[must_use]
-    pub fn new(thresholds: Thresholds) -> Self {
+    pub fn new(rules: impl Into<Rules>) -> Self {
         Self {
-            thresholds,
+            rules: rules.into(),
             ..Self::default()
         }
+    }
+
+    /// The same with devices in between, whose ports it counts.
+    #[must_use]
+    pub fn with_egress(mut self, egress: Egress) -> Self {
+        self.around.egress = egress;
+        self
     }
 
     /// Takes single events.
@@ -48,25 +58,36 @@ impl Engine {
     /// Takes a snapshot, judges, and says what changed.
     pub fn snapshot(&mut self, snapshot: &Snapshot) -> Vec<Change> {
         let now = snapshot.now;
-        let t = &self.thresholds;
-        let keep = t.window.max(t.alert.resolve) + t.alert.resolve;
-        self.tables.snapshot(snapshot, keep, t.pool.ageing);
+        let t = &self.rules.thresholds;
+        let resolve = self.rules.all().map(|t| t.alert.resolve).max();
+        let resolve = resolve.unwrap_or(t.alert.resolve);
+        let keep = t.window.max(resolve) + resolve;
+        let pause = now.since(self.now);
+        let gap = (self.now != Moment::default() && pause > t.window).then_some(pause);
+        self.tables.snapshot(snapshot, keep, &t.pool, gap);
+        if let Some(gap) = gap {
+            self.alerts.resume(now, gap);
+        }
         self.globals = snapshot.globals;
-        self.surroundings.clone_from(&snapshot.surroundings);
+        self.around.take(snapshot, &self.tables, t);
         self.now = now;
+        let look = Look::default();
         let context = Context {
             tables: &self.tables,
-            thresholds: &self.thresholds,
+            rules: &self.rules,
+            thresholds: &self.rules.thresholds,
+            around: &self.around,
+            look: &look,
             now,
         };
         let (look_alikes, findings): (Vec<_>, Vec<_>) = signature::evaluate(&context)
             .into_iter()
             .partition(|finding| finding.verdict.is_look_alike());
-        let mut changes =
-            self.alerts
-                .update(now, findings, &self.thresholds.alert, |verdict, key| {
-                    signature::refresh(&context, verdict, key)
-                });
+        let mut changes = self
+            .alerts
+            .update(now, findings, &self.rules, |verdict, key| {
+                signature::refresh(&context, verdict, key)
+            });
         changes.extend(note_look_alikes(&mut self.look_alikes, look_alikes));
         changes
     }
@@ -74,76 +95,88 @@ impl Engine {
     /// The state of everything, with the `top` busiest port spaces.
     #[must_use]
     pub fn overview(&self, top: usize) -> Overview {
-        let mut spaces: Vec<(&PortSpaceKey, &Space)> = self.tables.spaces.iter().collect();
-        spaces.sort_by_cached_key(|(key, space)| {
-            let opens = space.opens(self.now, self.thresholds.window);
+        let window = self.rules.thresholds.window;
+        let rank = |(key, space): (_, &Space)| {
             let trouble = space.episode.is_some();
-            std::cmp::Reverse((trouble, opens, space.census.in_use, **key))
-        });
-        let rest = spaces.split_off(top.min(spaces.len()));
-        let other = rest
+            let opens = space.opens(self.now, window);
+            (trouble, opens, space.census.in_use(), key)
+        };
+        let spaces = self.tables.spaces.iter();
+        let mut ranks: Vec<_> = spaces.map(|(key, space)| rank((key, space))).collect();
+        if top < ranks.len() {
+            ranks.select_nth_unstable_by(top, |a, b| b.cmp(a));
+            ranks.truncate(top);
+        }
+        ranks.sort_unstable_by(|a, b| b.cmp(a));
+        let spaces: Vec<SpaceReport> = ranks
             .iter()
-            .fold(self.tables.forgotten, |sum: Totals, (_, space)| {
-                sum.plus(&space.totals)
-            });
+            .filter_map(|(_, _, _, key)| Some(self.report(key, self.tables.spaces.get(*key)?)))
+            .collect();
+        let listed = spaces
+            .iter()
+            .fold(Totals::default(), |sum, space| sum.plus(&space.totals));
         Overview {
             now: self.now,
-            spaces: spaces
-                .into_iter()
-                .map(|(key, space)| self.report(key, space))
-                .collect(),
-            other,
+            spaces,
+            other: self.tables.all.minus(&listed),
             known_spaces: self.tables.spaces.len() as u64,
             globals: self.globals,
             alerts: self.alerts.live().cloned().collect(),
+            muted: self.alerts.muted().cloned().collect(),
+            egress: self.around.egress.uses(&self.tables, self.now).collect(),
+            look_alikes: self.look_alikes.values().cloned().collect(),
         }
     }
 
+    /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.
+    pub fn set_mutes(&mut self, mutes: Vec<Mute>) {
+        self.rules.mutes = mutes;
+    }
+
+    /// What must outlive the agent.
+    #[must_use]
+    pub fn save(&self) -> Saved {
+        Saved::of(&self.alerts, self.tables.pools(self.now))
+    }
+
+    /// Takes up what an agent before this one has kept.
+    pub fn restore(&mut self, now: Moment, saved: Saved) {
+        let pools = saved.restore(now, &mut self.alerts);
+        let until = now + self.rules.thresholds.pool.ageing;
+        self.tables.remember_pools(until, pools);
+    }
+
     fn report(&self, key: &PortSpaceKey, space: &Space) -> SpaceReport {
-        let window = space.window(self.now, self.thresholds.window);
+        let window = space.window(self.now, self.rules.thresholds.window);
         let seconds = self
             .tables
             .first
             .map_or(1.0, |first| self.now.since(first).as_secs_f64())
-            .clamp(1.0, self.thresholds.window.as_secs_f64());
+            .clamp(1.0, self.rules.thresholds.window.as_secs_f64());
+        let counters = space.counters();
+        let (tables, around) = (&self.tables, &self.around);
+        let budget = budget::of(tables, around, self.now, key, space);
+        let thresholds = self.rules.of(key);
+        let outlook = budget.and_then(|budget| {
+            budget::outlook(tables, around, thresholds, self.now, (key, space), &budget)
+        });
         SpaceReport {
             key: *key,
-            totals: space.totals,
+            totals: counters.totals,
             opens_per_second: window.opens as f64 / seconds,
             window_refused: window.bare_acks,
-            in_use: space.census.in_use,
+            in_use: space.census.in_use(),
             time_wait: space.census.time_wait,
             ports_seen: space
                 .ports
                 .as_ref()
                 .map_or(0, super::ports::Ports::distinct),
-            budget: self.budget(key, space),
-            reuse_interval: space.reuse_interval(),
-            handshake_duration: space.handshake_duration(),
-            port_search: space.port_search(),
+            budget,
+            outlook,
+            reuse_interval: counters.reuse_interval,
+            handshake_duration: counters.handshake_duration,
+            port_search: counters.port_search,
         }
-    }
-
-    fn budget(&self, key: &PortSpaceKey, space: &Space) -> Option<Budget> {
-        if key.role == Role::Responder as u8 {
-            let pool = pool::infer(space.ports.as_ref()?, &self.thresholds.pool)?;
-            return Some(Budget {
-                ports: pool.size(),
-                source: BudgetSource::Inferred,
-                pool: Some(pool),
-            });
-        }
-        let netns = if key.point == Point::Wire as u8 {
-            self.surroundings.own_netns
-        } else {
-            key.netns
-        };
-        let local = self.surroundings.local_ports.get(&netns)?;
-        Some(Budget {
-            ports: local.budget(),
-            source: BudgetSource::LocalRange,
-            pool: None,
-        })
     }
 }
 
@@ -153,10 +186,15 @@ fn note_look_alikes(
     found: Vec<Finding>,
 ) -> Vec<Change> {
     let mut changes = Vec::new();
-    let now: BTreeMap<_, _> = found
+    let mut now: BTreeMap<_, _> = found
         .into_iter()
         .map(|f| ((f.verdict, f.space), f))
         .collect();
+    for (key, finding) in &mut now {
+        if let Some(before) = known.get(key) {
+            finding.since = before.since;
+        }
+    }
     for (key, finding) in known.iter() {
         if !now.contains_key(key) {
             changes.push(Change::LookAlike {

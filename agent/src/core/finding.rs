@@ -1,12 +1,17 @@
 //! What a rule concludes from a window of observations, with its evidence.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tuplewatch_common::address::PortSpaceKey;
 
-use super::time::Moment;
+use super::{
+    budget::{Budget, Holder, Outlook, SearchEvidence},
+    counters::CounterEvidence,
+    egress::EgressUse,
+    time::Moment,
+};
 
 /// How bad it is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Worth knowing; nothing fails.
@@ -30,7 +35,7 @@ impl Severity {
 }
 
 /// How sure the rule is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
     /// The pattern fits; a part of the evidence could not be seen.
@@ -100,9 +105,8 @@ pub enum Verdict {
     /// Look-alike: a constant fraction of opens fails whatever the load: a hairpin or an asymmetric
     /// path to some of the targets.
     AsymmetricPath,
-    /// Look-alike: handshakes are quick, answers are slow.
-    SlowServer,
-    /// Look-alike: every connection to the service fails, old and new.
+    /// Look-alike: a destination that answered before answers nothing any more, and no connection to
+    /// it is left.
     ServiceDown,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
@@ -110,7 +114,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 23] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
@@ -132,7 +136,6 @@ impl Verdict {
         Self::MasqueradeRace,
         Self::EnaAllowance,
         Self::AsymmetricPath,
-        Self::SlowServer,
         Self::ServiceDown,
         Self::UnknownConnectLoss,
     ];
@@ -175,7 +178,6 @@ impl Verdict {
             Self::MasqueradeRace => "masquerade_race",
             Self::EnaAllowance => "ena_allowance",
             Self::AsymmetricPath => "asymmetric_path",
-            Self::SlowServer => "slow_server",
             Self::ServiceDown => "service_down",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
@@ -189,7 +191,7 @@ impl Verdict {
 }
 
 /// A pool of source ports inferred from completed handshakes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pool {
     /// Lowest port.
     pub first: u16,
@@ -209,10 +211,13 @@ impl Pool {
 
 /// The numbers that led to a finding. Counts are of the whole episode, which began with the first
 /// symptom and ends when the finding does; `window_*` are of the last window only.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Evidence {
     /// Opens in the episode.
     pub opens: u64,
+    /// Handshakes completed.
+    pub established: u64,
     /// Bare ACKs that answered a SYN.
     pub refused_syns: u64,
     /// … of them where the former connection was closed within the hold.
@@ -235,6 +240,10 @@ pub struct Evidence {
     pub reuse_accepted: u64,
     /// Opens that got no answer in the end.
     pub unanswered: u64,
+    /// Handshakes that their initiator did not complete.
+    pub half_open: u64,
+    /// Opens answered by RST.
+    pub refused_by_rst: u64,
     /// Refused by RST after a bare ACK.
     pub no_listener: u64,
     /// Late duplicates.
@@ -265,10 +274,63 @@ pub struct Evidence {
     pub opens_per_second: f64,
     /// Some refused four-tuples, newest last.
     pub samples: Vec<Sample>,
+    /// Opens without answer, and what goes well beside them.
+    pub loss: Option<LossEvidence>,
+    /// Live connections that SYNs met.
+    pub collisions: Option<CollisionEvidence>,
+    /// What is taken of the ports of a device in between.
+    pub egress: Option<EgressUse>,
+    /// Counters that speak for the finding, with their growth over the window.
+    pub counters: Vec<CounterEvidence>,
+    /// The source ports there are, and how many are taken.
+    pub budget: Option<Budget>,
+    /// Where that leads.
+    pub outlook: Option<Outlook>,
+    /// How long connect() searches for a port.
+    pub searches: Option<SearchEvidence>,
+    /// Which connections take the ports, most first.
+    pub holders: Vec<Holder>,
+    /// connect() in the window that found no source port.
+    pub no_local_port: u64,
+}
+
+/// Opens without answer in the last window, and what goes well beside them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossEvidence {
+    /// Opens without answer, those included that wait and have sent their SYN again.
+    pub lost: u64,
+    /// Handshakes completed.
+    pub established: u64,
+    /// SYNs sent again.
+    pub syn_retransmits: u64,
+    /// Connections to this destination that are established now; `null` where their sockets are not
+    /// counted here.
+    pub live: Option<u32>,
+    /// Segments of established connections sent again; `null` where no socket of them is here.
+    pub data_retransmits: Option<u64>,
+    /// Other destinations of the same initiator that answer.
+    pub others_answering: u32,
+    /// Other destinations of the same initiator with lost or repeated SYNs.
+    pub others_failing: u32,
+}
+
+/// Live connections that were reset because a SYN on their four-tuple met them, in the last window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollisionEvidence {
+    /// Connections reset that had traffic lately.
+    pub live: u32,
+    /// Connections reset that had been idle for as long as a NAT keeps a mapping.
+    pub stale: u32,
+    /// Distinct source ports.
+    pub ports: u32,
+    /// Shortest time without traffic before the reset, in milliseconds.
+    pub idle_min_ms: u32,
+    /// Longest such time.
+    pub idle_max_ms: u32,
 }
 
 /// One refused SYN.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// When (nanoseconds of the source's clock).
     pub time_ns: u64,
@@ -283,7 +345,7 @@ pub struct Sample {
 }
 
 /// A process that opens the connections.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenedBy {
     /// Process id in the initial pid namespace.
     pub pid: u32,
@@ -300,6 +362,9 @@ pub struct OpenedBy {
     pub opens: u64,
     /// Mean lifetime in seconds, if any was closed.
     pub lifetime_seconds: Option<f64>,
+    /// connect() in the window that found no source port.
+    #[serde(default)]
+    pub no_local_port: u64,
 }
 
 /// A look-alike considered, and why it is not the answer.

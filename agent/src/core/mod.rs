@@ -4,18 +4,32 @@
 //! replayed at full speed gives what the live kernel gave.
 
 pub mod alert;
+pub mod budget;
+pub mod counters;
+pub mod destination;
+pub mod egress;
 pub mod engine;
+pub mod episode;
 pub mod finding;
 pub mod history;
+pub mod mute;
 pub mod observation;
 pub mod openers;
+pub mod packed;
 pub mod pool;
 pub mod ports;
+pub mod profile;
 pub mod report;
+pub mod rules;
+pub mod saved;
+pub mod search;
 pub mod signature;
 pub mod space;
+pub mod strangers;
 pub mod surroundings;
 pub mod tables;
 pub mod threshold;
 pub mod time;
 mod totals;
+pub mod trend;
+pub mod value;

@@ -1,6 +1,6 @@
 //! What a source tells the core: snapshots of counters, and single events.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use tuplewatch_common::{
     address::{Address, Point, PortSpaceKey, Role},
@@ -35,6 +35,22 @@ pub struct Snapshot {
 #[must_use]
 pub fn ip(address: &Address) -> IpAddr {
     Ipv6Addr::from(*address).to_canonical()
+}
+
+/// `203.0.113.1 → 203.0.113.10:8080`; `*` stands for an end that the finding is not about.
+#[must_use]
+pub fn place(key: &PortSpaceKey) -> String {
+    const ANY: Address = [0; 16];
+    let initiator = match key.initiator {
+        ANY => "*".to_owned(),
+        initiator => ip(&initiator).to_string(),
+    };
+    let responder = match (key.responder, key.responder_port) {
+        (ANY, 0) => "*".to_owned(),
+        (ANY, port) => format!("*:{port}"),
+        (responder, port) => SocketAddr::new(ip(&responder), port).to_string(),
+    };
+    format!("{initiator} → {responder}")
 }
 
 /// A port space without role and observation point: what joins the two ends and the two points.
@@ -74,5 +90,33 @@ pub fn point_name(point: Point) -> &'static str {
     match point {
         Point::Socket => "socket",
         Point::Wire => "wire",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        use tuplewatch_common::address::v4_mapped;
+        let key = PortSpaceKey {
+            initiator: v4_mapped([192, 0, 2, 1]),
+            responder: v4_mapped([203, 0, 113, 10]),
+            responder_port: 80,
+            ..PortSpaceKey::default()
+        };
+        assert_eq!(place(&key), "192.0.2.1 → 203.0.113.10:80");
+        let source = PortSpaceKey {
+            responder: [0; 16],
+            responder_port: 0,
+            ..key
+        };
+        assert_eq!(place(&source), "192.0.2.1 → *");
+        let flood = PortSpaceKey {
+            initiator: [0; 16],
+            ..key
+        };
+        assert_eq!(place(&flood), "* → 203.0.113.10:80");
     }
 }

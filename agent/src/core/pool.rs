@@ -63,7 +63,12 @@ mod tests {
         let mut established = from;
         for chunk in all.chunks(10) {
             established += chunk.len() as u64;
-            ports.note(Moment(established * 100_000_000), chunk, established);
+            ports.note(
+                Moment(established * 100_000_000),
+                chunk,
+                established,
+                usize::MAX,
+            );
         }
         established
     }
@@ -100,7 +105,7 @@ mod tests {
         let mut n = 0;
         for (i, port) in random.take(6000).enumerate() {
             n += 1;
-            ports.note(Moment(n * 10_000_000), &[port], n);
+            ports.note(Moment(n * 10_000_000), &[port], n, usize::MAX);
             if i == 200 {
                 assert_eq!(infer(&ports, &rules()), None, "most ports are still new");
             }

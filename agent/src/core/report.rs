@@ -11,7 +11,9 @@ use tuplewatch_common::{
 
 use super::{
     alert::Alert,
-    finding::{Finding, Pool},
+    budget::{Budget, Outlook},
+    egress::EgressUse,
+    finding::Finding,
     observation::{ip, point_name, role_name},
     time::Moment,
 };
@@ -47,8 +49,10 @@ pub struct SpaceReport {
     pub time_wait: [u32; tuplewatch_common::record::TIME_WAIT_AGES],
     /// Distinct source ports of completed handshakes in the ageing window.
     pub ports_seen: u32,
-    /// Source ports there can be at once, if known.
+    /// Source ports there can be at once, if known, and how many are taken.
     pub budget: Option<Budget>,
+    /// Where that leads, once it was watched for long enough.
+    pub outlook: Option<Outlook>,
     /// Histogram of reuse intervals, in units of [`tuplewatch_common::histogram::REUSE_UNIT_NS`].
     pub reuse_interval: [u64; BUCKETS],
     /// Histogram of handshake durations, in units of
@@ -59,7 +63,7 @@ pub struct SpaceReport {
 }
 
 impl SpaceReport {
-    /// Ports held by closed connections: TIME_WAIT of this host.
+    /// Sockets of this host in TIME_WAIT. Not all of them need hold a port; see [`Budget::held`].
     #[must_use]
     pub fn held(&self) -> u32 {
         self.time_wait.iter().sum()
@@ -68,8 +72,13 @@ impl SpaceReport {
     /// Free source ports: budget − in use − held.
     #[must_use]
     pub fn headroom(&self) -> Option<u32> {
-        let used = self.in_use.saturating_add(self.held());
-        Some(self.budget?.ports.saturating_sub(used))
+        self.budget.map(|b| b.headroom())
+    }
+
+    /// Share of the budget that is taken.
+    #[must_use]
+    pub fn utilization(&self) -> Option<f64> {
+        self.budget.map(|b| b.utilization())
     }
 
     /// The role of this host.
@@ -95,27 +104,6 @@ impl SpaceReport {
     pub fn responder(&self) -> IpAddr {
         ip(&self.key.responder)
     }
-}
-
-/// How many source ports a port space can have at once, and how we know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Budget {
-    /// The number.
-    pub ports: u32,
-    /// Where it comes from.
-    pub source: BudgetSource,
-    /// The range, where it was inferred.
-    pub pool: Option<Pool>,
-}
-
-/// Where a budget comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BudgetSource {
-    /// `net.ipv4.ip_local_port_range` less the reserved ports.
-    LocalRange,
-    /// Inferred from the ports of completed handshakes.
-    Inferred,
 }
 
 /// Totals of a port space since the agent began.
@@ -182,6 +170,13 @@ pub struct Overview {
     pub known_spaces: u64,
     /// What is counted once per host, by [`Global`].
     pub globals: [u64; Global::COUNT as usize],
-    /// Alerts that are pending or firing.
+    /// Alerts that are pending or firing and not muted.
     pub alerts: Vec<Alert>,
+    /// Alerts that are pending or firing and muted: nobody is told of them.
+    pub muted: Vec<Alert>,
+    /// What this host's connections take of the ports of devices in between, by a port space of each
+    /// destination: whole, not only those among the busiest.
+    pub egress: Vec<(PortSpaceKey, EgressUse)>,
+    /// Look-alikes that are recognised now.
+    pub look_alikes: Vec<Finding>,
 }

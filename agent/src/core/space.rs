@@ -6,63 +6,82 @@ use std::{
 };
 
 use tuplewatch_common::{
-    histogram::BUCKETS,
     memory::Former,
     record::{CensusRow, PortSpace, TIME_WAIT_AGES},
 };
 
 use super::{
-    finding::Sample, history::History, observation::Event, ports::Ports, report::Totals,
+    episode::{Episode, Symptom},
+    finding::{Pool, Sample},
+    history::History,
+    observation::Event,
+    packed::{Counters, Packed},
+    pool,
+    ports::Ports,
+    report::Totals,
+    search::Searches,
+    threshold::PoolInference,
     time::Moment,
+    trend::Trend,
 };
 
-/// Samples kept per port space.
+/// Samples of one kind kept per port space.
 const SAMPLES: usize = 256;
+/// A pool of more ports than this is not inferred again at every look.
+const LARGE_POOL: u32 = 2000;
+/// … but after this long.
+const INFER_LARGE: Duration = Duration::from_secs(5);
 
-/// One port space. Ten thousand of them must fit into a few megabytes: what only a port space in
-/// trouble needs is kept in its [`Episode`].
+/// One port space. Ten thousand of them must fit into a few megabytes: what a healthy or quiet port
+/// space does not need takes no more than a pointer.
 #[derive(Clone, Debug, Default)]
 pub struct Space {
-    /// Totals since the agent began.
-    pub totals: Totals,
     /// The latest counters of the source.
-    raw: Box<PortSpace>,
+    latest: Packed,
     /// What was counted before the source forgot this port space and began again.
-    before_restart: Option<Box<PortSpace>>,
+    before_restart: Option<Box<Packed>>,
     opens: History,
     /// Source ports.
     pub ports: Option<Ports>,
-    /// Refused SYNs, newest last.
-    pub samples: VecDeque<Refused>,
-    /// Refused ports and reuse intervals of events whose counters have not been read yet.
-    waiting: Vec<(u16, Option<u32>)>,
+    /// The pool inferred from them.
+    pool: Option<Pool>,
+    pool_at: Moment,
+    samples: Option<Box<Samples>>,
     /// The latest census.
     pub census: Census,
-    /// Most sockets in TIME_WAIT at each census of the window.
-    time_wait: VecDeque<(Moment, u32)>,
+    /// What was in use and held lately, where it is more than a handful.
+    pub trend: Option<Box<Trend>>,
+    /// Slow searches for a source port.
+    pub searches: Option<Box<Searches>>,
     /// The trouble going on, if any.
     pub episode: Option<Box<Episode>>,
-    /// When its counters changed last.
+    /// When it was seen first.
+    pub first_seen: Moment,
+    /// When its counters or its census changed last.
     pub last_change: Moment,
+    /// It is in the list of those that looks go through.
+    pub(super) is_active: bool,
 }
 
-/// A stretch of time with symptoms.
-#[derive(Clone, Debug)]
-pub struct Episode {
-    /// The look that found the first symptom.
-    pub since: Moment,
-    /// Totals then.
-    pub baseline: Totals,
-    /// Totals at each look since.
-    history: VecDeque<(Moment, Totals)>,
-    /// The latest symptom.
-    pub last_symptom: Moment,
-    /// Most sockets in TIME_WAIT at once, from one window before the first symptom on.
-    pub time_wait_peak: u32,
-    /// Source ports of refused SYNs.
-    pub refused_ports: BTreeSet<u16>,
-    /// Shortest and longest time from the end of the former connection to a refused SYN, in ms.
-    pub reuse_interval_ms: Option<(u32, u32)>,
+#[derive(Clone, Debug, Default)]
+struct Samples {
+    /// Refused SYNs, newest last.
+    refused: VecDeque<Refused>,
+    /// Refused ports and reuse intervals of events whose counters have not been read yet.
+    waiting: Vec<(u16, Option<u32>)>,
+    /// Live connections reset by a SYN that met them, newest last.
+    collisions: VecDeque<Collision>,
+}
+
+/// A live connection that a SYN met, and that the RST after the bare ACK then reset.
+#[derive(Clone, Copy, Debug)]
+pub struct Collision {
+    /// When, in nanoseconds of the source's clock.
+    pub time_ns: u64,
+    /// Source port.
+    pub port: u16,
+    /// How long the connection had been without traffic, in milliseconds.
+    pub idle_ms: u32,
 }
 
 /// One refused SYN.
@@ -75,15 +94,27 @@ pub struct Refused {
 }
 
 /// Sockets of a port space at the latest census.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Census {
-    /// Not closed yet.
-    pub in_use: u32,
+    /// Being opened.
+    pub opening: u32,
+    /// In ESTABLISHED.
+    pub established: u32,
+    /// Being closed, but not in TIME_WAIT yet.
+    pub closing: u32,
+    /// Those of any state whose port was taken by bind().
+    pub bound: u32,
     /// In TIME_WAIT by age.
     pub time_wait: [u32; TIME_WAIT_AGES],
 }
 
 impl Census {
+    /// Sockets that are not closed yet.
+    #[must_use]
+    pub const fn in_use(&self) -> u32 {
+        self.opening + self.established + self.closing
+    }
+
     /// All sockets in TIME_WAIT.
     #[must_use]
     pub fn held(&self) -> u32 {
@@ -92,7 +123,10 @@ impl Census {
 
     /// Adds a row.
     pub fn add(&mut self, row: &CensusRow) {
-        self.in_use += row.opening + row.established + row.closing;
+        self.opening += row.opening;
+        self.established += row.established;
+        self.closing += row.closing;
+        self.bound += row.bound;
         for (sum, n) in self.time_wait.iter_mut().zip(row.time_wait) {
             *sum += n;
         }
@@ -100,123 +134,144 @@ impl Census {
 }
 
 impl Space {
-    /// A port space seen for the first time.
+    /// A port space seen for the first time, or again after it was forgotten: `before` is what the
+    /// source had counted by then.
     #[must_use]
-    pub fn new(now: Moment) -> Self {
+    pub fn new(now: Moment, before: Packed) -> Self {
         Self {
+            first_seen: now,
             last_change: now,
-            opens: History::from_zero(now),
+            opens: History::from_value(now, before.opens()),
+            latest: before,
             ..Self::default()
         }
+    }
+
+    /// The latest counters of the source, when nothing else of it is needed any more.
+    #[must_use]
+    pub fn forget(&mut self) -> Packed {
+        std::mem::take(&mut self.latest)
+    }
+
+    /// Totals since the agent began.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.counters().totals
+    }
+
+    /// Everything counted since the agent began.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let latest = self.latest.unpack();
+        match &self.before_restart {
+            Some(before) => latest.plus(&before.unpack()),
+            None => latest,
+        }
+    }
+
+    fn total_opens(&self) -> u64 {
+        self.latest.opens() + self.before_restart.as_ref().map_or(0, |p| p.opens())
     }
 
     /// Opens in the last `window`.
     #[must_use]
     pub fn opens(&self, now: Moment, window: Duration) -> u64 {
-        self.totals.opens - self.opens.before(now, window).min(self.totals.opens)
+        let total = self.total_opens();
+        total - self.opens.before(now, window, total)
     }
 
     /// What was counted in the last `window`; of a port space without symptoms only the opens are
-    /// exact to less than a window.
+    /// known.
     #[must_use]
     pub fn window(&self, now: Moment, window: Duration) -> Totals {
-        let since = self.episode.as_ref().map_or(self.totals, |episode| {
-            let old = episode
-                .history
-                .iter()
-                .rev()
-                .find(|(at, _)| now.since(*at) >= window);
-            old.map_or(episode.baseline, |(_, totals)| *totals)
-        });
+        let totals = self.totals();
+        let since = self
+            .episode
+            .as_ref()
+            .map_or(totals, |episode| episode.before(now, window));
         Totals {
             opens: self.opens(now, window),
-            ..self.totals.minus(&since)
+            ..totals.minus(&since)
         }
     }
 
-    /// Totals of the histogram of reuse intervals.
-    #[must_use]
-    pub fn reuse_interval(&self) -> [u64; BUCKETS] {
-        self.histogram(|p| &p.reuse_interval)
+    /// Refused SYNs, newest last.
+    pub fn samples(&self) -> impl DoubleEndedIterator<Item = &Refused> + Clone {
+        self.samples.iter().flat_map(|s| s.refused.iter())
     }
 
-    /// Totals of the histogram of handshake durations.
-    #[must_use]
-    pub fn handshake_duration(&self) -> [u64; BUCKETS] {
-        self.histogram(|p| &p.handshake_duration)
+    /// Live connections reset by a SYN that met them, newest last.
+    pub fn collisions(&self) -> impl DoubleEndedIterator<Item = &Collision> + Clone {
+        self.samples.iter().flat_map(|s| s.collisions.iter())
     }
 
-    /// Totals of the histogram of port searches.
+    /// The pool that the initiator's address uses, inferred from completed handshakes.
     #[must_use]
-    pub fn port_search(&self) -> [u64; BUCKETS] {
-        self.histogram(|p| &p.port_search)
+    pub const fn pool(&self) -> Option<Pool> {
+        self.pool
     }
 
-    fn histogram(&self, of: fn(&PortSpace) -> &[u64; BUCKETS]) -> [u64; BUCKETS] {
-        let mut sum = *of(&self.raw);
-        for (sum, n) in sum
-            .iter_mut()
-            .zip(self.before_restart.iter().flat_map(|p| of(p)))
-        {
-            *sum += n;
+    /// Takes the counters of the source, and returns what is new. After a `gap` in which nobody
+    /// looked, what is new tells nothing of the last seconds.
+    pub fn take(&mut self, now: Moment, raw: &PortSpace, gap: bool) -> Totals {
+        let raw = Counters::from(raw);
+        let mut latest = self.latest.unpack();
+        let is_behind = |now: &Totals, then: &Totals| {
+            now.opens < then.opens || now.established < then.established
+        };
+        // The source has forgotten this port space and counts from zero again.
+        if is_behind(&raw.totals, &latest.totals) {
+            let before = self.before_restart.get_or_insert_default();
+            let sum = before.unpack().plus(&latest);
+            before.set(&sum);
+            latest = Counters::default();
         }
-        sum
-    }
-
-    /// Takes the counters of the source.
-    pub fn take(&mut self, now: Moment, raw: &PortSpace) {
-        if raw.opens < self.raw.opens || raw.established < self.raw.established {
-            self.restart();
-        }
-        let difference = Totals::from(raw).minus(&Totals::from(&*self.raw));
-        if difference != Totals::default() {
+        let difference = raw.totals.minus(&latest.totals);
+        if raw != latest {
             self.last_change = now;
         }
-        self.begin_episode(now, &difference);
-        self.totals = self.totals.plus(&difference);
-        *self.raw = *raw;
-    }
-
-    /// The source has forgotten this port space and counts from zero again.
-    fn restart(&mut self) {
-        let sum = self.before_restart.get_or_insert_default();
-        let add = |sum: &mut [u64; BUCKETS], n: &[u64; BUCKETS]| {
-            sum.iter_mut().zip(n).for_each(|(sum, n)| *sum += n);
-        };
-        add(&mut sum.reuse_interval, &self.raw.reuse_interval);
-        add(&mut sum.handshake_duration, &self.raw.handshake_duration);
-        add(&mut sum.port_search, &self.raw.port_search);
-        *self.raw = PortSpace::default();
-    }
-
-    fn begin_episode(&mut self, now: Moment, difference: &Totals) {
-        if difference.bare_acks + difference.duplicate_syns + difference.no_listener == 0 {
-            return;
+        if !gap {
+            if Symptom::ALL.iter().any(|s| s.count(&difference) > 0) {
+                let before = self.totals_with(&latest);
+                let peak = self.time_wait_peak();
+                self.episode
+                    .get_or_insert_with(|| Box::new(Episode::new(now, before, peak)))
+                    .note(now, &difference, &before);
+            }
+            Searches::take(
+                &mut self.searches,
+                now,
+                &raw.port_search,
+                &latest.port_search,
+            );
         }
-        let (baseline, time_wait) = (self.totals, &self.time_wait);
-        let episode = self.episode.get_or_insert_with(|| {
-            Box::new(Episode {
-                since: now,
-                baseline,
-                history: VecDeque::new(),
-                last_symptom: now,
-                time_wait_peak: time_wait.iter().map(|(_, n)| *n).max().unwrap_or(0),
-                refused_ports: BTreeSet::new(),
-                reuse_interval_ms: None,
-            })
-        });
-        episode.last_symptom = now;
+        self.latest.set(&raw);
+        difference
+    }
+
+    /// Most sockets in TIME_WAIT at once lately, as far as that was kept.
+    fn time_wait_peak(&self) -> u32 {
+        let kept = self.trend.as_ref().map_or(0, |t| t.most_held());
+        kept.max(self.census.held())
+    }
+
+    fn totals_with(&self, latest: &Counters) -> Totals {
+        match &self.before_restart {
+            Some(before) => latest.totals.plus(&before.unpack().totals),
+            None => latest.totals,
+        }
     }
 
     /// Takes a refused SYN.
     pub fn sample(&mut self, event: &Event) {
         let former = Former::from_u8(event.former);
         let known = !matches!(former, Former::None);
-        self.waiting.push((
+        let samples = self.samples.get_or_insert_default();
+        samples.waiting.push((
             event.tuple.initiator_port,
             known.then_some(event.former_age_ms),
         ));
-        self.samples.push_back(Refused {
+        samples.refused.push_back(Refused {
             sample: Sample {
                 time_ns: event.time_ns,
                 port: event.tuple.initiator_port,
@@ -226,50 +281,116 @@ impl Space {
             },
             former,
         });
-        if self.samples.len() > SAMPLES {
-            self.samples.pop_front();
+        if samples.refused.len() > SAMPLES {
+            samples.refused.pop_front();
+        }
+    }
+
+    /// Takes a live connection that a SYN has ended.
+    pub fn collision(&mut self, event: &Event) {
+        let samples = self.samples.get_or_insert_default();
+        samples.collisions.push_back(Collision {
+            time_ns: event.time_ns,
+            port: event.tuple.initiator_port,
+            idle_ms: event.former_age_ms,
+        });
+        if samples.collisions.len() > SAMPLES {
+            samples.collisions.pop_front();
         }
     }
 
     /// Takes the result of a census.
-    pub fn counted(&mut self, now: Moment, census: Census) {
-        self.census = census;
-        let held = census.held();
-        if held > 0 {
-            self.time_wait.push_back((now, held));
+    pub fn counted(&mut self, now: Moment, census: Census, keep: Duration) {
+        if census == self.census {
+            return;
         }
+        let (before, after) = ((&self.census).into(), (&census).into());
+        Trend::note(&mut self.trend, now, before, after, keep);
+        self.census = census;
+        self.last_change = now;
         if let Some(episode) = &mut self.episode {
-            episode.time_wait_peak = episode.time_wait_peak.max(held);
+            episode.time_wait_peak = episode.time_wait_peak.max(census.held());
         }
     }
 
-    /// Ends a look: takes the events into the episode that the counters have opened by now, and drops
-    /// what is older than `keep`.
-    pub fn settle(&mut self, now: Moment, keep: Duration) {
-        self.opens.note(now, self.totals.opens, keep);
-        while self
-            .time_wait
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) > keep)
-        {
-            self.time_wait.pop_front();
+    /// Takes the source ports of completed handshakes; at most `room` new ones are remembered. Returns
+    /// how many were.
+    pub fn note_ports(&mut self, now: Moment, ports: &[u16], room: usize) -> usize {
+        if self.ports.is_none() && room == 0 {
+            return 0;
         }
+        let established = self.totals().established;
+        let known = self.ports.get_or_insert_default();
+        known.note(now, ports, established, room)
+    }
+
+    /// Forgets source ports that were not seen for `window`; returns how many are left.
+    pub fn age_ports(&mut self, now: Moment, window: Duration) -> u32 {
+        let Some(ports) = &mut self.ports else {
+            return 0;
+        };
+        ports.age(now, window);
+        let left = ports.distinct();
+        if left == 0 {
+            self.ports = None;
+            self.pool = None;
+        }
+        left
+    }
+
+    /// Infers the pool anew, unless it is large and that was done lately.
+    pub fn infer_pool(&mut self, now: Moment, rules: &PoolInference) {
+        let Some(ports) = &self.ports else {
+            return;
+        };
+        if ports.distinct() > LARGE_POOL && now.since(self.pool_at) < INFER_LARGE {
+            return;
+        }
+        self.pool_at = now;
+        self.pool = pool::infer(ports, rules);
+    }
+
+    /// Ends a look: takes the events into the episode that the counters have opened by now, and drops
+    /// what is older than `keep`. Returns whether anything is left that further looks would change.
+    pub fn settle(&mut self, now: Moment, keep: Duration) -> bool {
+        let opens = self.total_opens();
+        let is_quiet = self.opens.is_quiet(now, keep, opens);
+        if is_quiet {
+            self.opens = History::default();
+        } else {
+            self.opens.note(now, opens, keep);
+        }
+        if self.trend.as_ref().is_some_and(|t| t.is_quiet(now, keep)) {
+            self.trend = None;
+        }
+        Searches::settle(&mut self.searches, now);
+        self.settle_episode(now, keep);
+        !is_quiet
+            || self.episode.is_some()
+            || self.samples.is_some()
+            || self.trend.is_some()
+            || self.searches.is_some()
+    }
+
+    fn settle_episode(&mut self, now: Moment, keep: Duration) {
         if self
             .episode
             .as_ref()
             .is_some_and(|e| now.since(e.last_symptom) > keep)
         {
             self.episode = None;
-            self.samples = VecDeque::new();
+            self.samples = None;
         }
-        let Some(episode) = &mut self.episode else {
+        let totals = self.totals_if_troubled();
+        let (Some(episode), Some(totals)) = (&mut self.episode, totals) else {
+            // An event without a counter to it: the source lost one of the two.
+            if now.since(self.last_change) > keep {
+                self.samples = None;
+            }
             return;
         };
-        episode.history.push_back((now, self.totals));
-        while episode.history.len() > 2 && now.since(episode.history[1].0) >= keep {
-            episode.history.pop_front();
-        }
-        for (port, interval) in self.waiting.drain(..) {
+        episode.settle(now, keep, &totals);
+        for (port, interval) in self.samples.iter_mut().flat_map(|s| s.waiting.drain(..)) {
             episode.refused_ports.insert(port);
             if let Some(ms) = interval {
                 let (low, high) = episode.reuse_interval_ms.unwrap_or((ms, ms));
@@ -277,4 +398,23 @@ impl Space {
             }
         }
     }
+
+    fn totals_if_troubled(&self) -> Option<Totals> {
+        self.episode.as_ref().map(|_| self.totals())
+    }
+
+    /// Begins the window anew after a `gap` in which nobody looked: rates and trends of that time
+    /// mean nothing, and symptoms do not end because they were not looked for.
+    pub fn resume(&mut self, now: Moment, gap: Duration) {
+        self.opens = History::from_value(now, self.total_opens());
+        self.trend = None;
+        self.searches = None;
+        let totals = self.totals();
+        if let Some(episode) = &mut self.episode {
+            episode.resume(now, gap, &totals);
+        }
+    }
 }
+
+/// Distinct source ports.
+pub type PortSet = BTreeSet<u16>;

@@ -3,6 +3,15 @@
 
 use std::collections::BTreeMap;
 
+use super::{
+    counters::{Counters, HostCounters, NetnsCounters},
+    egress::Egress,
+    observation::Snapshot,
+    strangers::Strangers,
+    tables::Tables,
+    threshold::Thresholds,
+};
+
 /// What is known at a moment, by network namespace (inode number).
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
@@ -43,53 +52,28 @@ impl LocalPorts {
     }
 }
 
-/// Counters of one namespace since it began (`/proc/PID/net/{netstat,snmp,sockstat}`); `None` where
-/// the kernel has no such counter. Names as the kernel has them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct NetnsCounters {
-    /// `TcpExt: ListenOverflows`: the accept queue was full.
-    pub listen_overflows: Option<u64>,
-    /// `TcpExt: ListenDrops`: SYNs dropped at a listener for any reason.
-    pub listen_drops: Option<u64>,
-    /// `TcpExt: TCPReqQFullDrop`: SYN queue full, without cookies.
-    pub req_q_full_drop: Option<u64>,
-    /// `TcpExt: TCPReqQFullDoCookies`: SYN queue full, answered by cookies.
-    pub req_q_full_do_cookies: Option<u64>,
-    /// `TcpExt: SyncookiesSent`.
-    pub syncookies_sent: Option<u64>,
-    /// `TcpExt: TCPSYNChallenge`: SYNs into live connections.
-    pub syn_challenge: Option<u64>,
-    /// `TcpExt: TCPChallengeACK`.
-    pub challenge_ack: Option<u64>,
-    /// `TcpExt: TCPTimeWaitOverflow`.
-    pub time_wait_overflow: Option<u64>,
-    /// `TcpExt: TCPSynRetrans`.
-    pub syn_retrans: Option<u64>,
-    /// `TcpExt: PAWSPassive`: SYNs dropped by timestamps of a host (`tcp_tw_recycle`).
-    pub paws_passive: Option<u64>,
-    /// `Tcp: RetransSegs`.
-    pub retrans_segs: Option<u64>,
-    /// `Tcp: OutSegs`.
-    pub out_segs: Option<u64>,
-    /// `Tcp: AttemptFails`.
-    pub attempt_fails: Option<u64>,
-    /// `nf_conntrack_count`.
-    pub conntrack_count: Option<u64>,
-    /// `nf_conntrack_max`.
-    pub conntrack_max: Option<u64>,
-    /// `insert_failed` of `/proc/net/stat/nf_conntrack`, all CPUs.
-    pub conntrack_insert_failed: Option<u64>,
-    /// `drop` of the same.
-    pub conntrack_drop: Option<u64>,
+/// The surroundings as the rules see them: over time, and with the devices in between.
+#[derive(Clone, Debug, Default)]
+pub struct Around {
+    /// What was known last.
+    pub latest: Surroundings,
+    /// Counters over the window.
+    pub counters: Counters,
+    /// Devices in between, and what is taken of their ports.
+    pub egress: Egress,
+    /// SYNs that belong to no port space, and half-open sockets.
+    pub strangers: Strangers,
 }
 
-/// Counters of the host's devices.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HostCounters {
-    /// ENA `conntrack_allowance_exceeded`, all devices.
-    pub ena_conntrack_allowance: Option<u64>,
-    /// ENA `pps_allowance_exceeded`.
-    pub ena_pps_allowance: Option<u64>,
-    /// ENA `bw_in_allowance_exceeded` and `bw_out_allowance_exceeded`.
-    pub ena_bw_allowance: Option<u64>,
+impl Around {
+    /// Takes a snapshot that `tables` have taken already.
+    pub fn take(&mut self, snapshot: &Snapshot, tables: &Tables, thresholds: &Thresholds) {
+        let (now, known) = (snapshot.now, &snapshot.surroundings);
+        let (window, flood) = (thresholds.window, thresholds.strangers.flood_syns);
+        self.latest.clone_from(known);
+        self.counters
+            .take(now, &known.counters, &known.host, window);
+        self.egress.take(now, &snapshot.spaces, tables);
+        self.strangers.take(snapshot, window, flood);
+    }
 }

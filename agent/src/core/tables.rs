@@ -1,7 +1,7 @@
 //! What the core remembers: every port space, who opens connections, and what joins the two points.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -11,10 +11,13 @@ use tuplewatch_common::{
 };
 
 use super::{
+    finding::Pool,
     observation::{Event, EventKind, Snapshot, Space3},
     openers::{OpenerRate, Openers},
+    packed::Packed,
     report::Totals,
     space::{Census, Space},
+    threshold::PoolInference,
     time::Moment,
 };
 
@@ -22,48 +25,77 @@ use super::{
 const JOINED: usize = 1024;
 /// Source ports remembered over all port spaces: some megabytes.
 const PORTS: usize = 300_000;
+/// Port spaces that were forgotten and whose counters are still known: some megabytes.
+const FORGOTTEN: usize = 20_000;
 
 /// All port spaces, and who opens connections.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// By key.
-    pub spaces: BTreeMap<PortSpaceKey, Space>,
-    /// Totals of port spaces that were forgotten.
-    pub forgotten: Totals,
+    pub spaces: BTreeMap<PortSpaceKey, Box<Space>>,
+    /// Those that a look can change anything of. The others cost nothing but their memory.
+    active: Vec<PortSpaceKey>,
+    /// Those that the latest census had sockets of.
+    counted: Vec<PortSpaceKey>,
+    /// Rows of the latest census with sockets whose port was taken by bind(), by source.
+    bound: BTreeMap<PortSpaceKey, Vec<(PortSpaceKey, CensusRow)>>,
+    /// Totals of all port spaces, those forgotten included.
+    pub all: Totals,
+    /// What the source had counted of port spaces that were forgotten here: it goes on from there.
+    forgotten: HashMap<PortSpaceKey, Packed>,
     openers: Openers,
-    /// Wire port spaces joined to socket port spaces by ISN.
-    joined: HashMap<Space3, PortSpaceKey>,
+    /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
+    /// address.
+    joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
+    joined_sockets: HashSet<PortSpaceKey>,
     recent_socket: VecDeque<(u32, PortSpaceKey)>,
     recent_wire: VecDeque<(u32, Space3)>,
-    /// The first snapshot.
+    /// Pools that were known before a restart, until they are inferred again.
+    remembered: BTreeMap<PortSpaceKey, Pool>,
+    remembered_until: Moment,
+    /// The first snapshot, or the first one after a gap.
     pub first: Option<Moment>,
-    aged: Moment,
+    /// When the latest census was taken.
+    pub census_at: Option<Moment>,
+    /// Source ports remembered now.
+    ports: usize,
+    swept: Moment,
 }
 
 impl Tables {
-    /// Takes a snapshot; `keep` is how much history rules look at, `ageing` how long a port counts.
-    pub fn snapshot(&mut self, snapshot: &Snapshot, keep: Duration, ageing: Duration) {
+    /// Takes a snapshot. `gap` is the time that nobody has looked, if it is longer than the window.
+    pub fn snapshot(
+        &mut self,
+        snapshot: &Snapshot,
+        keep: Duration,
+        rules: &PoolInference,
+        gap: Option<Duration>,
+    ) {
         let now = snapshot.now;
         self.first.get_or_insert(now);
         for (key, raw) in &snapshot.spaces {
-            self.spaces
-                .entry(*key)
-                .or_insert_with(|| Space::new(now))
-                .take(now, raw);
+            let difference = self.space(*key, now).take(now, raw, gap.is_some());
+            self.all = self.all.plus(&difference);
+        }
+        self.openers.take(now, &snapshot.openers, keep);
+        if let Some(gap) = gap {
+            self.resume(now, gap);
         }
         if let Some(rows) = &snapshot.census {
-            self.census(now, rows);
+            self.census(now, rows, keep);
         }
-        self.ports(snapshot, ageing);
-        self.openers.take(now, &snapshot.openers, keep);
-        let (idle, forgotten) = (keep * 10, &mut self.forgotten);
-        self.spaces.retain(|_, space| {
-            space.settle(now, keep);
-            let stays = now.since(space.last_change) < idle || space.census.in_use > 0;
-            if !stays {
-                *forgotten = forgotten.plus(&space.totals);
-            }
-            stays
+        self.ports(snapshot);
+        self.sweep(now, keep, rules);
+        let spaces = &mut self.spaces;
+        if self.active.capacity() > 64 + 4 * self.active.len() {
+            self.active.shrink_to_fit();
+        }
+        self.active.retain(|key| {
+            spaces.get_mut(key).is_some_and(|space| {
+                space.infer_pool(now, rules);
+                space.is_active = space.settle(now, keep);
+                space.is_active
+            })
         });
     }
 
@@ -71,21 +103,19 @@ impl Tables {
     pub fn events(&mut self, events: &[Event]) {
         for event in events {
             let now = Moment(event.time_ns);
-            let key = if event.kind == EventKind::BareAck as u8 {
+            let is = |kind: EventKind| event.kind == kind as u8;
+            if is(EventKind::BareAck) {
                 let key = PortSpaceKey::wire(&event.tuple, event.role);
                 self.recent_wire.push_back((event.isn, Space3::from(&key)));
-                key
-            } else if event.kind == EventKind::SocketBareAck as u8 {
+                self.space(key, now).sample(event);
+            } else if is(EventKind::SocketBareAck) {
                 let key = PortSpaceKey::socket(&event.tuple, event.role, event.netns);
                 self.recent_socket.push_back((event.isn, key));
-                key
-            } else {
-                continue;
-            };
-            self.spaces
-                .entry(key)
-                .or_insert_with(|| Space::new(now))
-                .sample(event);
+                self.space(key, now).sample(event);
+            } else if is(EventKind::CollisionReset) {
+                let key = PortSpaceKey::wire(&event.tuple, event.role);
+                self.space(key, now).collision(event);
+            }
         }
         self.join();
     }
@@ -95,99 +125,270 @@ impl Tables {
         let sockets: HashMap<u32, PortSpaceKey> = self.recent_socket.iter().copied().collect();
         for (isn, wire) in &self.recent_wire {
             if let Some(socket) = sockets.get(isn) {
-                self.joined.insert(*wire, *socket);
+                self.joined.entry(*wire).or_default().insert(*socket);
+                self.joined_sockets.insert(*socket);
             }
         }
         let excess = self.recent_wire.len().saturating_sub(JOINED);
         self.recent_wire.drain(..excess);
         let excess = self.recent_socket.len().saturating_sub(JOINED);
         self.recent_socket.drain(..excess);
-        if self.joined.len() > JOINED {
+        if self.joined_sockets.len() > JOINED {
             self.joined.clear();
+            self.joined_sockets.clear();
         }
+    }
+
+    /// Port spaces with symptoms.
+    pub fn symptomatic(&self) -> impl Iterator<Item = (&PortSpaceKey, &Space)> {
+        self.looked_at()
+            .filter(|(_, space)| space.episode.is_some())
+    }
+
+    /// Port spaces of which something has changed in the last `window`.
+    pub fn active(
+        &self,
+        now: Moment,
+        window: Duration,
+    ) -> impl Iterator<Item = (&PortSpaceKey, &Space)> {
+        self.looked_at()
+            .filter(move |(_, space)| now.since(space.last_change) <= window)
+    }
+
+    fn looked_at(&self) -> impl Iterator<Item = (&PortSpaceKey, &Space)> {
+        let spaces = self.active.iter();
+        spaces.filter_map(|key| self.spaces.get(key).map(|space| (key, &**space)))
+    }
+
+    /// Whether the same port space is seen on the wire.
+    #[must_use]
+    pub fn has_wire(&self, socket: &PortSpaceKey) -> bool {
+        self.spaces.contains_key(&wire(socket))
     }
 
     /// Whether a bare ACK that a socket met was seen on the wire too.
     #[must_use]
     pub fn is_on_wire(&self, socket: &PortSpaceKey) -> bool {
-        let wire = PortSpaceKey {
-            point: Point::Wire as u8,
-            netns: 0,
-            ..*socket
-        };
-        let has_wire = self
-            .spaces
-            .get(&wire)
-            .is_some_and(|s| s.totals.bare_acks > 0);
-        has_wire || self.joined.values().any(|s| s == socket)
+        let wire = self.spaces.get(&wire(socket));
+        let has_wire = wire.is_some_and(|s| s.totals().bare_acks > 0);
+        has_wire || self.joined_sockets.contains(socket)
     }
 
     /// The processes behind a port space, busiest first: of the same addresses, else joined by ISN.
     #[must_use]
     pub fn openers(&self, key: &PortSpaceKey, now: Moment, window: Duration) -> Vec<OpenerRate> {
         let same = Space3::from(key);
-        let joined = self.joined.get(&same).map(Space3::from);
-        self.openers.rates(now, window, |opener| {
-            let of = Space3::from(&opener.space);
-            (of == same || Some(of) == joined)
-                && (key.point != Point::Socket as u8 || opener.space.netns == key.netns)
+        let wanted =
+            |space: &PortSpaceKey| key.point != Point::Socket as u8 || space.netns == key.netns;
+        let of = |space: &Space3| {
+            self.openers
+                .of_space(space, now, window, |opener| wanted(&opener.space))
+        };
+        let mut found = of(&same);
+        let behind: BTreeSet<Space3> = self
+            .joined
+            .get(&same)
+            .into_iter()
+            .flatten()
+            .map(Space3::from)
+            .filter(|joined| *joined != same)
+            .collect();
+        for joined in &behind {
+            found.extend(of(joined));
+        }
+        if !behind.is_empty() {
+            found.sort_by_key(|r| (std::cmp::Reverse(r.opens), r.key));
+        }
+        found
+    }
+
+    /// The processes whose connections come from an address in a namespace, busiest first.
+    #[must_use]
+    pub fn openers_of_source(
+        &self,
+        source: &PortSpaceKey,
+        now: Moment,
+        window: Duration,
+    ) -> Vec<OpenerRate> {
+        self.openers
+            .of_source(source.initiator, now, window, |opener| {
+                opener.space.netns == source.netns
+            })
+    }
+
+    /// The pool of source ports that the initiator's address of a port space uses.
+    #[must_use]
+    pub fn pool(&self, key: &PortSpaceKey, now: Moment) -> Option<Pool> {
+        let inferred = self.spaces.get(key).and_then(|space| space.pool());
+        inferred.or_else(|| {
+            let remembered = self.remembered.get(key).copied();
+            remembered.filter(|_| now < self.remembered_until)
         })
     }
 
-    fn census(&mut self, now: Moment, rows: &[(PortSpaceKey, CensusRow)]) {
-        let mut sums: HashMap<(Space3, u8), Census> = HashMap::new();
+    /// All pools inferred now, and those remembered still: to be kept over a restart.
+    #[must_use]
+    pub fn pools(&self, now: Moment) -> BTreeMap<PortSpaceKey, Pool> {
+        let spaces = self.spaces.iter();
+        let inferred = spaces.filter_map(|(key, space)| Some((*key, space.pool()?)));
+        let mut pools = BTreeMap::new();
+        if now < self.remembered_until {
+            pools.clone_from(&self.remembered);
+        }
+        pools.extend(inferred);
+        pools
+    }
+
+    /// Takes the pools that were known before a restart; they count until `until`, where none is
+    /// inferred anew.
+    pub fn remember_pools(
+        &mut self,
+        until: Moment,
+        pools: impl IntoIterator<Item = (PortSpaceKey, Pool)>,
+    ) {
+        self.remembered_until = until;
+        self.remembered.extend(pools);
+    }
+
+    /// Rows of the latest census with sockets whose port was taken by bind(), by source address and
+    /// namespace (the responder zeroed): those of one address draw on one pool, whatever they are
+    /// connected to.
+    pub fn bound(&self) -> impl Iterator<Item = (&PortSpaceKey, &[(PortSpaceKey, CensusRow)])> {
+        self.bound.iter().map(|(source, rows)| (source, &**rows))
+    }
+
+    /// Begins all windows anew: nobody has looked for `gap`.
+    fn resume(&mut self, now: Moment, gap: Duration) {
+        self.first = Some(now);
+        self.openers.resume(now);
+        for key in &self.active {
+            if let Some(space) = self.spaces.get_mut(key) {
+                space.resume(now, gap);
+            }
+        }
+    }
+
+    fn census(&mut self, now: Moment, rows: &[(PortSpaceKey, CensusRow)], keep: Duration) {
+        self.census_at = Some(now);
+        self.bound.clear();
+        let mut sums: HashMap<PortSpaceKey, Census> = HashMap::new();
         for (key, row) in rows {
             // A row whose local port has no listener belongs to the initiator if an open of that port
             // space was seen; else its role stays unknown, and nobody claims it.
-            let unknown = key.role == Role::Unknown as u8;
-            let role = if unknown {
+            let role = if key.role == Role::Unknown as u8 {
                 Role::Initiator as u8
             } else {
                 key.role
             };
-            sums.entry((Space3::from(key), role)).or_default().add(row);
+            let socket = PortSpaceKey {
+                role,
+                point: Point::Socket as u8,
+                ..*key
+            };
+            if row.bound > 0 && role == Role::Initiator as u8 {
+                let rows = self.bound.entry(source(&socket)).or_default();
+                rows.push((socket, *row));
+            }
+            // A packet on the wire does not tell its namespace.
+            for key in [socket, wire(&socket)] {
+                sums.entry(key).or_default().add(row);
+            }
         }
-        for (key, space) in &mut self.spaces {
-            let sum = sums.get(&(Space3::from(key), key.role));
-            space.counted(now, sum.copied().unwrap_or_default());
+        let gone: Vec<PortSpaceKey> = std::mem::take(&mut self.counted)
+            .into_iter()
+            .filter(|key| !sums.contains_key(key))
+            .collect();
+        let gone = gone.into_iter().map(|key| (key, Census::default()));
+        for (key, census) in gone.chain(sums) {
+            let Some(space) = self.spaces.get_mut(&key) else {
+                continue;
+            };
+            if space.census != census {
+                space.counted(now, census, keep);
+                activate(space, &mut self.active, key);
+            }
+            if census != Census::default() {
+                self.counted.push(key);
+            }
         }
+        self.counted.shrink_to_fit();
     }
 
-    fn ports(&mut self, snapshot: &Snapshot, ageing: Duration) {
+    fn ports(&mut self, snapshot: &Snapshot) {
         let now = snapshot.now;
-        let mut room = PORTS.saturating_sub(
-            self.spaces
-                .values()
-                .filter_map(|s| s.ports.as_ref())
-                .map(|p| p.distinct() as usize)
-                .sum(),
-        );
         for (key, ports) in &snapshot.ports {
             let Some(space) = self.spaces.get_mut(key) else {
                 continue;
             };
-            if space.ports.is_none() && room < ports.len() {
-                continue;
-            }
-            room = room.saturating_sub(ports.len());
-            let established = space.totals.established;
-            space
-                .ports
-                .get_or_insert_default()
-                .note(now, ports, established);
+            // Behind a responder's ports there is a pool to infer; an initiator's are only counted.
+            let room = if key.role == Role::Responder as u8 {
+                PORTS
+            } else {
+                PORTS / 2
+            };
+            self.ports += space.note_ports(now, ports, room.saturating_sub(self.ports));
+            activate(space, &mut self.active, *key);
         }
-        // Not at every look: it goes through all ports.
-        if now.since(self.aged) < ageing / 30 {
+    }
+
+    /// Forgets old source ports and port spaces that are not used any more. It goes through all of
+    /// them, so not at every look.
+    fn sweep(&mut self, now: Moment, keep: Duration, rules: &PoolInference) {
+        if now.since(self.swept) < (rules.ageing / 30).min(keep) {
             return;
         }
-        self.aged = now;
-        for space in self.spaces.values_mut() {
-            if let Some(ports) = &mut space.ports {
-                ports.age(now, ageing);
-                if ports.distinct() == 0 {
-                    space.ports = None;
-                }
-            }
+        self.swept = now;
+        if now >= self.remembered_until {
+            self.remembered.clear();
         }
+        if self.forgotten.len() > FORGOTTEN {
+            self.forgotten.clear();
+        }
+        let (idle, forgotten) = (keep * 10, &mut self.forgotten);
+        let mut ports = 0;
+        self.spaces.retain(|key, space| {
+            ports += space.age_ports(now, rules.ageing) as usize;
+            let stays = now.since(space.last_change) < idle || space.census.in_use() > 0;
+            if !stays {
+                forgotten.insert(*key, space.forget());
+            }
+            stays
+        });
+        self.ports = ports;
+    }
+
+    /// The port space `key`, new if it was not known, and looked at from now on.
+    fn space(&mut self, key: PortSpaceKey, now: Moment) -> &mut Space {
+        let space = self.spaces.entry(key).or_insert_with(|| {
+            let before = self.forgotten.remove(&key).unwrap_or_default();
+            Box::new(Space::new(now, before))
+        });
+        activate(space, &mut self.active, key);
+        space
+    }
+}
+
+fn activate(space: &mut Space, active: &mut Vec<PortSpaceKey>, key: PortSpaceKey) {
+    if !space.is_active {
+        space.is_active = true;
+        active.push(key);
+    }
+}
+
+/// The same port space on the wire.
+fn wire(socket: &PortSpaceKey) -> PortSpaceKey {
+    PortSpaceKey {
+        point: Point::Wire as u8,
+        netns: 0,
+        ..*socket
+    }
+}
+
+/// The pool of all sockets that one source address of a namespace binds.
+fn source(key: &PortSpaceKey) -> PortSpaceKey {
+    PortSpaceKey {
+        responder: [0; 16],
+        responder_port: 0,
+        ..*key
     }
 }

@@ -1,155 +1,234 @@
 //! Every threshold of every rule, in one place, with the reason for its default.
+//!
+//! A threshold is declared once, at the end of this file's macro call: the declaration makes the field,
+//! its name for `--set` and the configuration file, its default and its documentation.
 
 use std::time::Duration;
 
-/// Thresholds of all rules.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Thresholds {
-    /// Length of the window that rules look at. Domain practice and the recordings: a burst of
-    /// refused SYNs lasts tens of seconds, TIME_WAIT 60 s.
-    pub window: Duration,
-    /// Cause `l4_reuse_in_time_wait`.
-    pub l4_reuse: L4Reuse,
-    /// Inference of a pool at the responder.
-    pub pool: PoolInference,
-    /// Life cycle of alerts.
-    pub alert: AlertTiming,
-}
-
-/// Thresholds of `l4_reuse_in_time_wait`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct L4Reuse {
-    /// Refused SYNs in the window: fewer may be chance.
-    pub min_refused: u64,
-    /// Refused SYNs per open. A healthy site in the literature had 0.003 %, a sick one 0.144 %.
-    pub min_ratio: f64,
-    /// Distinct source ports: one or two are somebody's fixed ports.
-    pub min_ports: u32,
-    /// Unhealed opens in the window that make it critical: connections fail, not only wait.
-    pub critical_unhealed: u64,
-}
-
-/// Thresholds of the pool inference.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PoolInference {
-    /// A port not seen for this long is forgotten.
-    pub ageing: Duration,
-    /// Fewest distinct ports to speak of a pool.
-    pub min_ports: u32,
-    /// The count has levelled off when at most this share of the latest completed handshakes (half as
-    /// many as there are ports) came from a port not seen before.
-    pub plateau: f64,
-    /// A gap between neighbouring ports of more than this many times the mean distance ends the
-    /// pool: one scan from port 51234 must not widen it.
-    pub max_gap: f64,
-}
-
-/// Life cycle of alerts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AlertTiming {
-    /// A finding must last this long to fire.
-    pub pending: Duration,
-    /// A firing alert is resolved after this long without a symptom.
-    pub resolve: Duration,
-    /// A firing alert is reported again with its latest figures after this long.
-    pub repeat: Duration,
-}
-
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self {
-            window: Duration::from_secs(60),
-            l4_reuse: L4Reuse {
-                min_refused: 5,
-                min_ratio: 0.0005,
-                min_ports: 3,
-                critical_unhealed: 3,
-            },
-            pool: PoolInference {
-                ageing: Duration::from_secs(300),
-                min_ports: 16,
-                plateau: 0.02,
-                max_gap: 32.0,
-            },
-            alert: AlertTiming {
-                pending: Duration::from_secs(1),
-                resolve: Duration::from_secs(60),
-                repeat: Duration::from_secs(30),
-            },
-        }
-    }
-}
+use super::value::Value;
 
 /// One threshold that can be set by name.
 pub struct Setting {
-    /// Its name on the command line.
+    /// Its name, such as `l4_reuse.min_refused`.
     pub name: &'static str,
-    /// What it means.
-    pub help: &'static str,
+    help: &'static str,
+    /// Whether it can differ by destination.
+    pub per_destination: bool,
     /// Reads it as text.
     pub get: fn(&Thresholds) -> String,
     /// Writes it from text.
     pub set: fn(&mut Thresholds, &str) -> Result<(), String>,
 }
 
-/// Reads a duration such as `10s`, `500ms`, `2m`.
-///
-/// # Errors
-/// Says what is wrong with it.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("`{text}` is not a duration like 10s"))?;
-    let seconds = match unit {
-        "ms" => number / 1000.0,
-        "" | "s" => number,
-        "m" => number * 60.0,
-        "h" => number * 3600.0,
-        _ => return Err(format!("`{unit}` is not a unit of time (ms, s, m, h)")),
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|e| format!("`{text}`: {e}"))
+impl Setting {
+    /// What it means, and why the default is what it is.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        self.help.trim()
+    }
 }
 
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse()
-        .map_err(|_| format!("`{text}` is not a number that fits"))
-}
+/// Declares sections of thresholds. `per destination` sections can be set for some destinations only;
+/// those `of the host` cannot: what is remembered depends on them.
+macro_rules! thresholds {
+    ($(
+        $(#[doc = $about:literal])+
+        $section:ident: $Section:ident, $scope:tt {
+            $(
+                $(#[doc = $doc:literal])+
+                $field:ident: $kind:ty = $default:expr;
+            )+
+        }
+    )+) => {
+        $(
+            $(#[doc = $about])+
+            #[derive(Clone, Debug, PartialEq)]
+            pub struct $Section {
+                $( $(#[doc = $doc])+ pub $field: $kind, )+
+            }
 
-macro_rules! settings {
-    ($($name:literal $help:literal $kind:ident $($field:ident).+;)*) => {
+            impl Default for $Section {
+                fn default() -> Self {
+                    Self { $( $field: $default, )+ }
+                }
+            }
+        )+
+
+        /// Thresholds of all rules.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Thresholds {
+            /// Length of the window that rules look at.
+            pub window: Duration,
+            $( $(#[doc = $about])+ pub $section: $Section, )+
+        }
+
+        impl Default for Thresholds {
+            fn default() -> Self {
+                Self {
+                    window: Duration::from_secs(60),
+                    $( $section: $Section::default(), )+
+                }
+            }
+        }
+
         /// All thresholds that can be set by name.
-        pub const SETTINGS: &[Setting] = &[$(Setting {
-            name: $name,
-            help: $help,
-            get: |t| settings!(@show $kind t.$($field).+),
-            set: |t, text| { t.$($field).+ = $kind(text)?; Ok(()) },
-        }),*];
+        pub const SETTINGS: &[Setting] = &[
+            Setting {
+                name: "window",
+                help: "Length of the window that rules look at. Domain practice and the recordings: a \
+                       burst of refused SYNs lasts tens of seconds, TIME_WAIT 60 s.",
+                per_destination: false,
+                get: |t| t.window.show(),
+                set: |t, text| { t.window = Value::parse(text)?; Ok(()) },
+            },
+            $( $( Setting {
+                name: concat!(stringify!($section), ".", stringify!($field)),
+                help: concat!($($doc),+),
+                per_destination: thresholds!(@scope $scope),
+                get: |t| t.$section.$field.show(),
+                set: |t, text| { t.$section.$field = Value::parse(text)?; Ok(()) },
+            }, )+ )+
+        ];
+
+        /// Sections of [`SETTINGS`] and what they are about.
+        pub const SECTIONS: &[(&str, &str)] = &[
+            $( (stringify!($section), concat!($($about),+)), )+
+        ];
     };
-    (@show duration $value:expr) => { format!("{}s", $value.as_secs_f64()) };
-    (@show number $value:expr) => { $value.to_string() };
+    (@scope per_destination) => { true };
+    (@scope of_the_host) => { false };
 }
 
-settings! {
-    "window" "length of the window that rules look at" duration window;
-    "l4_reuse.min_refused" "refused SYNs in the window that make a finding" number l4_reuse.min_refused;
-    "l4_reuse.min_ratio" "refused SYNs per open that make a finding" number l4_reuse.min_ratio;
-    "l4_reuse.min_ports" "distinct source ports that make a finding" number l4_reuse.min_ports;
-    "l4_reuse.critical_unhealed" "unhealed opens in the window that make it critical" number l4_reuse.critical_unhealed;
-    "pool.ageing" "a port not seen for this long is forgotten" duration pool.ageing;
-    "pool.min_ports" "fewest distinct ports of a pool" number pool.min_ports;
-    "pool.plateau" "share of new ports below which the count has levelled off" number pool.plateau;
-    "pool.max_gap" "gap, in mean distances, that ends a pool" number pool.max_gap;
-    "alert.pending" "a finding must last this long to fire" duration alert.pending;
-    "alert.resolve" "time without a symptom after which an alert is resolved" duration alert.resolve;
-    "alert.repeat" "a firing alert is reported again after this long" duration alert.repeat;
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+thresholds! {
+    /// Cause `l4_reuse_in_time_wait`.
+    l4_reuse: L4Reuse, per_destination {
+        /// Refused SYNs in the window that make a finding: fewer may be chance.
+        min_refused: u64 = 5;
+        /// Refused SYNs per open that make a finding. A healthy site in the literature had 0.003 %, a
+        /// sick one 0.144 %.
+        min_ratio: f64 = 0.0005;
+        /// Distinct source ports that make a finding: one or two are somebody's fixed ports.
+        min_ports: u32 = 3;
+        /// Unhealed opens in the window that make it critical: connections fail, not only wait.
+        critical_unhealed: u64 = 3;
+    }
+
+    /// Cause `nat_syn_drop`.
+    nat_syn_drop: NatSynDrop, per_destination {
+        /// Opens in the window: with fewer the share of lost ones says little.
+        min_opens: u64 = 20;
+        /// Lost opens, or SYNs sent again, per open. The incidents in the literature lose from 5 % up;
+        /// ordinary loss stays below 1 %.
+        min_ratio: f64 = 0.05;
+        /// Share of the device's ports that is taken. Devices that search a free port at random or in
+        /// turn begin to fail before all are taken, and what other hosts take is not seen.
+        min_utilization: f64 = 0.8;
+        /// Lost opens in the window that make it critical: connections fail, not only wait.
+        critical_lost: u64 = 3;
+    }
+
+    /// Cause `local_ephemeral`.
+    local: LocalEphemeral, per_destination {
+        /// Share of this host's source ports to one destination that is taken: from half on every
+        /// connect() searches long, and little is left for a burst.
+        warn_utilization: f64 = 0.7;
+        /// … that makes it critical: the last ports are found by luck, and a burst fails.
+        critical_utilization: f64 = 0.9;
+        /// … below which an alert that fires may end.
+        clear_utilization: f64 = 0.6;
+        /// Median time that connect() searches for a source port. Measured: 10 to 15 microseconds while
+        /// less than half of the range is taken, 2 to 4 ms from there on.
+        slow_search: Duration = Duration::from_micros(500);
+        /// … in multiples of what it was before: a slow machine is slow always.
+        slow_search_factor: f64 = 20.0;
+    }
+
+    /// Cause `forecast`.
+    forecast: Forecast, per_destination {
+        /// How far ahead to warn. A line through a minute of counting says little about an hour.
+        horizon: Duration = seconds(600);
+        /// Share of the variance that a straight line must explain for a rise to be believed: a step to
+        /// a new level comes to 0.75.
+        min_fit: f64 = 0.9;
+    }
+
+    /// Cause `tuple_collision`.
+    collision: Collision, per_destination {
+        /// Connections in the window that were reset because a SYN met them.
+        min_resets: u32 = 10;
+        /// Distinct source ports among them: an initiator that lost its state comes back on the ports
+        /// that it fixed, and nothing known fixes as many.
+        min_ports: u32 = 10;
+        /// A connection without traffic for this long was not live any more for the NAT in between:
+        /// AWS gateways and balancers forget after 350 s, and nothing common forgets later than Google's
+        /// 20 min.
+        stale: Duration = seconds(350);
+    }
+
+    /// Names for opens that get no answer.
+    loss: LossNames, per_destination {
+        /// Lost opens, or SYNs sent again, in the window: fewer may be chance.
+        min_lost: u64 = 5;
+        /// … per open: the Internet loses up to 1 %.
+        min_ratio: f64 = 0.02;
+        /// Nothing gets through for this long: a SYN that was lost by chance was sent three times by
+        /// then.
+        silence: Duration = seconds(10);
+    }
+
+    /// SYN floods and port scans.
+    strangers: StrangerNames, of_the_host {
+        /// SYNs of no known port space in the window that may be a flood.
+        flood_syns: u64 = 500;
+        /// Half-open connections at one listener that may be a flood: half of the smallest SYN queue
+        /// that kernels choose by themselves (128).
+        flood_half_open: u32 = 64;
+        /// Ports of one host tried without success that are a scan: no application has so many.
+        scan_ports: u32 = 50;
+        /// Opens per such port at most: who opens more wants that port.
+        scan_opens: u64 = 3;
+    }
+
+    /// Inference of a pool at the responder.
+    pool: PoolInference, of_the_host {
+        /// A port not seen for this long is forgotten.
+        ageing: Duration = seconds(300);
+        /// Fewest distinct ports to speak of a pool.
+        min_ports: u32 = 16;
+        /// The count has levelled off when at most this share of the latest completed handshakes (half
+        /// as many as there are ports) came from a port not seen before.
+        plateau: f64 = 0.02;
+        /// A gap between neighbouring ports of more than this many times the typical distance ends the
+        /// pool: one scan from port 51234 must not widen it.
+        max_gap: f64 = 32.0;
+    }
+
+    /// Life cycle of alerts.
+    alert: AlertTiming, per_destination {
+        /// A finding must last this long to fire.
+        pending: Duration = seconds(1);
+        /// A firing alert is resolved after this long without a symptom.
+        resolve: Duration = seconds(60);
+        /// A firing alert is reported again with its latest figures after this long.
+        repeat: Duration = seconds(30);
+        /// Fewest opens in the window for an alert to begin: with fewer, no pool of a device can be
+        /// used up. It does not hold back `local_ephemeral`, whose failed connect() needs no second
+        /// witness, nor `tuple_collision`, which is not about volume.
+        min_opens: u64 = 20;
+        /// The history of an alert that is resolved is kept for this long after its end.
+        remember: Duration = seconds(24 * 3600);
+    }
 }
 
 impl Thresholds {
     /// Sets one threshold from `name=value`.
     ///
     /// # Errors
-    /// Says which part is wrong, and for an unknown name which ones there are.
+    /// Says which part is wrong, and for an unknown name which one is near or which ones there are.
     pub fn set(&mut self, assignment: &str) -> Result<(), String> {
         let (name, value) = assignment
             .split_once('=')
@@ -184,10 +263,21 @@ mod tests {
         assert!(t.set("alert.resolve=1 fortnight").is_err());
         assert!(t.set("window").is_err());
         assert!(t.set("window=-1s").is_err());
+        assert!(t.set("pool.plateau=NaN").is_err());
         for s in SETTINGS {
             let shown = (s.get)(&t);
             (s.set)(&mut t, &shown).unwrap();
+            assert_eq!((s.get)(&t), shown, "{}", s.name);
         }
         assert_eq!(t.l4_reuse.min_refused, 7);
+    }
+
+    #[test]
+    fn each_setting_has_a_name_of_its_own_and_says_what_it_means() {
+        let names: std::collections::BTreeSet<_> = SETTINGS.iter().map(|s| s.name).collect();
+        assert_eq!(names.len(), SETTINGS.len());
+        for s in SETTINGS {
+            assert!(s.help().len() > 20, "{}: {}", s.name, s.help());
+        }
     }
 }

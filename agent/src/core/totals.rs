@@ -13,6 +13,9 @@ macro_rules! totals {
         }
 
         impl Totals {
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($field)),*].len();
+
             /// What was counted since `earlier`.
             #[must_use]
             pub fn minus(&self, earlier: &Self) -> Self {
@@ -23,6 +26,19 @@ macro_rules! totals {
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field),* }
+            }
+
+            /// All of them, in order.
+            #[must_use]
+            pub const fn words(&self) -> [u64; Self::COUNT] {
+                [$(self.$field),*]
+            }
+
+            /// Those that [`Totals::words`] gave.
+            #[must_use]
+            pub const fn from_words(words: &[u64; Self::COUNT]) -> Self {
+                let [$($field),*] = *words;
+                Self { $($field),* }
             }
         }
     };

@@ -2,64 +2,195 @@
 //!
 //! Each rule reads like its paragraph in the documentation: conditions in order, thresholds in
 //! [`super::threshold`]. A symptom that fits no signature gets the name of the look-alike that it is.
+//! Rules are asked about port spaces that are busy or in trouble only: quiet ones cost nothing.
 
 mod bare_ack;
+mod forecast;
+mod holders;
+mod listener;
+mod local;
+mod local_ephemeral;
+mod loss;
+mod nat_syn_drop;
+mod neighbours;
 mod port_exhaustion;
+mod refused;
+mod silence;
+mod strangers;
+mod tuple_collision;
+mod view;
 mod words;
+
+#[cfg(test)]
+mod load;
+#[cfg(test)]
+mod testing;
 
 use tuplewatch_common::address::{Point, PortSpaceKey, Role};
 
 use super::{
+    episode::Symptom,
     finding::{Finding, Verdict},
+    rules::Rules,
     space::Space,
+    surroundings::Around,
     tables::Tables,
     threshold::Thresholds,
     time::Moment,
 };
 
-pub use bare_ack::BareAcks;
+pub use neighbours::Look;
+pub use view::View;
 
 /// What rules look at.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// Everything remembered.
     pub tables: &'a Tables,
-    /// The thresholds.
+    /// What is configured.
+    pub rules: &'a Rules,
+    /// The thresholds of the port space that is judged; of all that have none of their own before.
     pub thresholds: &'a Thresholds,
+    /// The host around the port spaces, and the devices in between.
+    pub around: &'a Around,
+    /// What several rules want to know at this look.
+    pub look: &'a Look,
     /// Now.
     pub now: Moment,
 }
 
-/// A rule: what it is called and how it judges a port space.
-type Rule = fn(&Context<'_>, &BareAcks<'_>) -> Option<Finding>;
+impl Context<'_> {
+    /// The same with the thresholds of a port space.
+    #[must_use]
+    pub fn at(&self, space: &PortSpaceKey) -> Self {
+        Self {
+            thresholds: self.rules.of(space),
+            ..*self
+        }
+    }
+}
 
-/// Every rule, signatures first. The causes still to come (`nat_syn_drop`, `local_ephemeral`,
-/// `forecast`, `tuple_collision`) are further lines of this table.
-const RULES: [(Verdict, Rule); 6] = [
-    (
-        Verdict::L4ReuseInTimeWait,
-        port_exhaustion::l4_reuse_in_time_wait,
-    ),
-    (Verdict::NoListener, bare_ack::no_listener),
-    (Verdict::HalfOpenReconnect, bare_ack::half_open_reconnect),
-    (Verdict::FixedPortReuse, bare_ack::fixed_port_reuse),
-    (Verdict::SynRecvCollision, bare_ack::syn_recv_collision),
-    (Verdict::DuplicateSyn, bare_ack::duplicate_syn),
+/// How a rule judges.
+enum Judge {
+    /// Each port space with symptoms, at the observation point that tells more.
+    Symptoms(fn(&Context<'_>, &View<'_>) -> Option<Finding>),
+    /// What is not one port space.
+    Host(fn(&Context<'_>) -> Vec<Finding>),
+}
+
+/// A rule, under the name of what it finds.
+struct Rule {
+    /// What it finds: one of these, or nothing.
+    finds: &'static [Verdict],
+    judge: Judge,
+}
+
+impl Rule {
+    /// What the rule finds in these port spaces, or in the host if it is a rule of that kind.
+    fn judge(&self, context: &Context<'_>, view: Option<&View<'_>>) -> Vec<Finding> {
+        let found = match (&self.judge, view) {
+            (Judge::Symptoms(judge), Some(view)) => judge(context, view).into_iter().collect(),
+            (Judge::Host(judge), None) => judge(context),
+            _ => Vec::new(),
+        };
+        debug_assert!(found.iter().all(|f| self.finds.contains(&f.verdict)));
+        found
+    }
+}
+
+/// Every rule, signatures first.
+const RULES: [Rule; 12] = [
+    Rule {
+        finds: &[Verdict::L4ReuseInTimeWait],
+        judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
+    },
+    Rule {
+        finds: &[Verdict::TupleCollision],
+        judge: Judge::Symptoms(tuple_collision::tuple_collision),
+    },
+    Rule {
+        finds: &[Verdict::LocalEphemeral],
+        judge: Judge::Host(local_ephemeral::local_ephemeral),
+    },
+    Rule {
+        finds: &[Verdict::Forecast],
+        judge: Judge::Host(forecast::forecast),
+    },
+    Rule {
+        finds: loss::NAMED,
+        judge: Judge::Symptoms(loss::name),
+    },
+    Rule {
+        finds: &[Verdict::ServerDown],
+        judge: Judge::Symptoms(refused::server_down),
+    },
+    Rule {
+        finds: &[Verdict::NoListener],
+        judge: Judge::Symptoms(bare_ack::no_listener),
+    },
+    Rule {
+        finds: &[Verdict::HalfOpenReconnect],
+        judge: Judge::Symptoms(bare_ack::half_open_reconnect),
+    },
+    Rule {
+        finds: &[Verdict::FixedPortReuse],
+        judge: Judge::Symptoms(bare_ack::fixed_port_reuse),
+    },
+    Rule {
+        finds: &[Verdict::SynRecvCollision],
+        judge: Judge::Symptoms(bare_ack::syn_recv_collision),
+    },
+    Rule {
+        finds: &[Verdict::DuplicateSyn],
+        judge: Judge::Symptoms(bare_ack::duplicate_syn),
+    },
+    Rule {
+        finds: &[Verdict::SynFlood, Verdict::PortScan],
+        judge: Judge::Host(strangers::floods_and_scans),
+    },
 ];
 
-/// Judges every port space that has symptoms.
+/// The present finding of an alert that fires already, and whether it still has symptoms.
+type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
+
+/// One for each signature: look-alikes raise no alert.
+const REFRESH: [(Verdict, Refresh); 5] = [
+    (Verdict::LocalEphemeral, local_ephemeral::refresh),
+    (Verdict::Forecast, forecast::refresh),
+    (Verdict::L4ReuseInTimeWait, |context, key| {
+        again(context, key, port_exhaustion::describe, |context, view| {
+            view.goes_on(context, Symptom::BareAck)
+        })
+    }),
+    (Verdict::NatSynDrop, |context, key| {
+        again(context, key, nat_syn_drop::describe, loss::goes_on)
+    }),
+    (Verdict::TupleCollision, |context, key| {
+        again(
+            context,
+            key,
+            tuple_collision::describe,
+            tuple_collision::goes_on,
+        )
+    }),
+];
+
+/// Judges everything that is busy or in trouble.
 #[must_use]
 pub fn evaluate(context: &Context<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (key, space) in &context.tables.spaces {
-        if !is_subject(context.tables, key, space) || !is_symptomatic(context, space) {
+    for (key, space) in context.tables.symptomatic() {
+        let context = &context.at(key);
+        if key.role == Role::Unknown as u8 || !has_recent_symptoms(context, space) {
             continue;
         }
-        let Some(view) = BareAcks::of(context, key, space) else {
+        let view = View::of(context, key, space);
+        if is_told_by_the_wire(context, &view) {
             continue;
-        };
-        findings.extend(RULES.iter().filter_map(|(_, rule)| rule(context, &view)));
+        }
+        findings.extend(RULES.iter().flat_map(|r| r.judge(context, Some(&view))));
     }
+    findings.extend(RULES.iter().flat_map(|r| r.judge(context, None)));
     findings
 }
 
@@ -70,17 +201,24 @@ pub fn refresh(
     verdict: Verdict,
     key: &PortSpaceKey,
 ) -> Option<(Finding, bool)> {
-    let space = context.tables.spaces.get(key)?;
-    let view = BareAcks::of(context, key, space)?;
-    let finding = match verdict {
-        Verdict::L4ReuseInTimeWait => port_exhaustion::describe(context, &view),
-        _ => return None,
-    };
-    Some((finding, is_symptomatic(context, space)))
+    let (_, refresh) = REFRESH.iter().find(|(v, _)| *v == verdict)?;
+    refresh(&context.at(key), key)
+}
+
+/// Describes a port space again, whether or not the condition to fire is met at this moment.
+fn again(
+    context: &Context<'_>,
+    key: &PortSpaceKey,
+    describe: fn(&Context<'_>, &View<'_>) -> Finding,
+    goes_on: fn(&Context<'_>, &View<'_>) -> bool,
+) -> Option<(Finding, bool)> {
+    let (key, space) = context.tables.spaces.get_key_value(key)?;
+    let view = View::of(context, key, space);
+    Some((describe(context, &view), goes_on(context, &view)))
 }
 
 /// Symptoms count as going on until the time that hysteresis asks for has passed without one.
-fn is_symptomatic(context: &Context<'_>, space: &Space) -> bool {
+fn has_recent_symptoms(context: &Context<'_>, space: &Space) -> bool {
     let resolve = context.thresholds.alert.resolve;
     space
         .episode
@@ -89,9 +227,20 @@ fn is_symptomatic(context: &Context<'_>, space: &Space) -> bool {
 }
 
 /// The same connection is seen at two points: the wire tells more, so a socket's port space is judged
-/// only where the wire did not see it.
-fn is_subject(tables: &Tables, key: &PortSpaceKey, space: &Space) -> bool {
-    space.episode.is_some()
-        && key.role != Role::Unknown as u8
-        && (key.point == Point::Wire as u8 || !tables.is_on_wire(key))
+/// only where the wire did not see what it shows.
+fn is_told_by_the_wire(context: &Context<'_>, view: &View<'_>) -> bool {
+    if view.key.point == Point::Wire as u8 {
+        return false;
+    }
+    let wire = PortSpaceKey {
+        point: Point::Wire as u8,
+        netns: 0,
+        ..*view.key
+    };
+    let same_addresses = context.tables.spaces.get(&wire).is_some_and(|space| {
+        let seen = space.window(context.now, context.thresholds.window);
+        // What is dropped before it leaves this host passes no interface.
+        seen.opens * 2 >= view.window.opens && (view.window.bare_acks == 0 || seen.bare_acks > 0)
+    });
+    same_addresses || context.tables.is_on_wire(view.key)
 }

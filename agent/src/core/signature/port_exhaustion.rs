@@ -3,10 +3,11 @@
 use tuplewatch_common::address::Role;
 
 use super::{
-    BareAcks, Context,
+    Context, View,
     words::{count, place, seconds},
 };
 use crate::core::{
+    episode::Symptom,
     finding::{Confidence, Evidence, Finding, OpenedBy, RuledOut, Severity, Verdict},
     observation::ip,
 };
@@ -19,7 +20,7 @@ const TIME_WAIT_SECONDS: f64 = 60.0;
 ///
 /// Such a SYN is refused when its sequence number (and timestamp) happens to lie before the former
 /// connection's, about every second time when several hosts share the address.
-pub fn l4_reuse_in_time_wait(context: &Context<'_>, b: &BareAcks<'_>) -> Option<Finding> {
+pub fn l4_reuse_in_time_wait(context: &Context<'_>, b: &View<'_>) -> Option<Finding> {
     let rules = &context.thresholds.l4_reuse;
     let enough = b.suspects >= rules.min_refused;
     let frequent = b.suspects as f64 >= rules.min_ratio * b.window.opens as f64;
@@ -32,22 +33,23 @@ pub fn l4_reuse_in_time_wait(context: &Context<'_>, b: &BareAcks<'_>) -> Option<
 }
 
 /// The finding, whether or not its condition is met at this moment.
-pub fn describe(context: &Context<'_>, b: &BareAcks<'_>) -> Finding {
-    let evidence = b.evidence(context);
+pub fn describe(context: &Context<'_>, b: &View<'_>) -> Finding {
+    let evidence = b.evidence(context, Symptom::BareAck);
+    let whole = b.whole(Symptom::BareAck);
     let opened_by = b.opened_by(context);
     let unhealed = b.window.unhealed >= context.thresholds.l4_reuse.critical_unhealed;
     let is_responder = b.key.role == Role::Responder as u8;
     // At the responder the former connection's end was seen; at the initiator it cannot be where the
     // port is a NAT's.
     let proven = if is_responder {
-        b.whole.bare_acks_closed * 10 >= b.whole.bare_acks * 8
+        whole.bare_acks_closed * 10 >= whole.bare_acks * 8
     } else {
-        (b.whole.bare_acks_closed + b.whole.bare_acks_unknown) * 10 >= b.whole.bare_acks * 8
+        (whole.bare_acks_closed + whole.bare_acks_unknown) * 10 >= whole.bare_acks * 8
     };
     Finding {
         verdict: Verdict::L4ReuseInTimeWait,
         space: *b.key,
-        since: b.episode.since,
+        since: b.since(context, Symptom::BareAck),
         severity: if unhealed {
             Severity::Critical
         } else {
@@ -66,7 +68,7 @@ pub fn describe(context: &Context<'_>, b: &BareAcks<'_>) -> Finding {
     }
 }
 
-fn summary(b: &BareAcks<'_>, e: &Evidence, is_responder: bool) -> String {
+fn summary(b: &View<'_>, e: &Evidence, is_responder: bool) -> String {
     let refused = count(e.refused_syns, "SYN");
     let outcome = if e.unhealed > 0 {
         format!("{} did not get through", count(e.unhealed, "open"))
@@ -94,7 +96,7 @@ fn summary(b: &BareAcks<'_>, e: &Evidence, is_responder: bool) -> String {
     }
 }
 
-fn remedy(b: &BareAcks<'_>, e: &Evidence, opened_by: &[OpenedBy], is_responder: bool) -> String {
+fn remedy(b: &View<'_>, e: &Evidence, opened_by: &[OpenedBy], is_responder: bool) -> String {
     let mut steps = Vec::new();
     match opened_by.first() {
         Some(o) => {

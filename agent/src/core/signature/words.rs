@@ -1,16 +1,6 @@
 //! How findings name places and processes.
 
-use std::net::SocketAddr;
-
-use tuplewatch_common::address::PortSpaceKey;
-
-use crate::core::observation::ip;
-
-/// `203.0.113.1 → 203.0.113.10:8080`.
-pub fn place(key: &PortSpaceKey) -> String {
-    let responder = SocketAddr::new(ip(&key.responder), key.responder_port);
-    format!("{} → {responder}", ip(&key.initiator))
-}
+pub use crate::core::observation::place;
 
 /// A command name as the kernel keeps it: up to the first NUL, odd characters made visible.
 pub fn command(bytes: &[u8; 16]) -> String {
@@ -40,6 +30,17 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// A short time for people: `13 µs`, `2.2 ms`, `1.4 s`.
+pub fn short(s: f64) -> String {
+    if s < 1e-3 {
+        format!("{:.0} µs", s * 1e6)
+    } else if s < 1.0 {
+        format!("{:.1} ms", s * 1e3)
+    } else {
+        seconds(s)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +52,10 @@ mod tests {
         assert_eq!(command(b"a\x1b[31m\0\0\0\0\0\0\0\0\0\0"), "a\\u{1b}[31m");
         assert_eq!(seconds(0.08), "80 ms");
         assert_eq!(seconds(90.0), "90.0 s");
+        assert_eq!(
+            (short(13e-6), short(2.187e-3)),
+            ("13 µs".into(), "2.2 ms".into())
+        );
         assert_eq!(count(1, "SYN"), "1 SYN");
     }
 }
