@@ -4,9 +4,11 @@
 //! ([`core::signature`]) make findings and alerts of them, which the [`sink`]s show.
 
 pub mod command;
+pub mod config;
 pub mod core;
 pub mod enrich;
 pub mod kernel_facts;
 pub mod log;
 pub mod sink;
 pub mod source;
+pub mod state;

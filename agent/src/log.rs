@@ -6,11 +6,15 @@ use tracing_subscriber::{EnvFilter, fmt::writer::BoxMakeWriter};
 
 use crate::sink::{otlp::LOG_FILTER, terminal::Messages};
 
-/// Starts it: warnings by default, more with RUST_LOG (`RUST_LOG=tuplewatch=debug`). Where standard
-/// error is the terminal that the summary is drawn on, messages go through the screen.
-pub fn init(screen: Option<Messages>) {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(format!("warn,{LOG_FILTER}")));
+/// Starts it with a filter of levels: the one configured, else RUST_LOG (`RUST_LOG=tuplewatch=debug`),
+/// else warnings. Where standard error is the terminal that the summary is drawn on, messages go
+/// through the screen.
+pub fn init(screen: Option<Messages>, filter: Option<&str>) {
+    let filter = match filter {
+        Some(filter) => EnvFilter::try_new(filter).ok(),
+        None => EnvFilter::try_from_default_env().ok(),
+    };
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(format!("warn,{LOG_FILTER}")));
     let writer = match screen {
         Some(messages) => BoxMakeWriter::new(move || messages.clone()),
         None => BoxMakeWriter::new(io::stderr),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tuplewatch::command::{self, run::RunArgs};
+use tuplewatch::command::{self, config::ConfigCommand, replay::ReplayArgs, run::RunArgs};
 
 /// Watches the TCP four-tuples of a Linux host: says when the source ports in front of a destination
 /// run out, why, and who spends them.
@@ -18,14 +18,21 @@ struct Cli {
 enum Command {
     /// Watch this host until interrupted.
     Run(Box<RunArgs>),
+    /// Give a capture (pcap or pcapng) the verdict that the live agent would have given.
+    Replay(Box<ReplayArgs>),
+    /// Print or check the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Run(args) => command::run::run(&args),
+        Command::Run(args) => command::run::run(&args).map(|()| 0),
+        Command::Replay(args) => command::replay::run(&args),
+        Command::Config(what) => command::config::run(&what).map(|()| 0),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("tuplewatch: {:#}", error.error);
             ExitCode::from(error.code)

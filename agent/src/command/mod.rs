@@ -1,5 +1,8 @@
 //! The commands of the binary.
 
+pub mod config;
+mod flags;
+pub mod replay;
 pub mod run;
 mod watch;
 

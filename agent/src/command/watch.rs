@@ -9,13 +9,15 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::run::RunArgs;
+use super::run::summary_interval;
 use crate::{
-    core::{engine::Engine, threshold::Thresholds, time::Moment},
+    config::Config,
+    core::{engine::Engine, report::Change, saved::Saved, time::Moment},
     enrich::cgroup::Cgroups,
     kernel_facts::interfaces::Changes,
-    sink::{HookState, HookStatus, Ready, Sink as _, Sinks},
-    source::kernel::{Kernel, Verdict},
+    sink::{HookState, HookStatus, Ready, Sink as _, Sinks, WallClock, http::Pages},
+    source::kernel::{Kernel, Verdict, monotonic_ns},
+    state::State,
 };
 
 /// The live source, the core and the sinks together.
@@ -23,7 +25,12 @@ pub(super) struct Agent {
     kernel: Kernel,
     engine: Engine,
     sinks: Sinks,
+    pages: Option<Pages>,
     cgroups: Cgroups,
+    clock: WallClock,
+    /// The offset of the clock that the mutes were converted with.
+    offset_ns: i64,
+    state: Option<State>,
 }
 
 /// How often counters are read and rules judged.
@@ -34,17 +41,40 @@ const CHECK_HOOKS: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(200);
 
 impl Agent {
-    pub(super) fn new(kernel: Kernel, thresholds: Thresholds, sinks: Sinks) -> Self {
+    pub(super) fn new(
+        kernel: Kernel,
+        engine: Engine,
+        sinks: Sinks,
+        pages: Option<Pages>,
+        clock: WallClock,
+    ) -> Self {
         Self {
             kernel,
-            engine: Engine::new(thresholds),
+            engine,
             sinks,
+            pages,
             cgroups: Cgroups::default(),
+            offset_ns: clock.offset_ns(),
+            clock,
+            state: None,
         }
     }
 
+    /// Goes on where an agent before this one has ended.
+    pub(super) fn with_state(mut self, state: Option<(State, Saved)>) -> Self {
+        if let Some((state, saved)) = state {
+            self.engine.restore(Moment(monotonic_ns()), saved);
+            self.state = Some(state);
+        }
+        self
+    }
+
     /// Watches until SIGINT, SIGTERM or the end of the time asked for.
-    pub(super) async fn watch(mut self, args: &RunArgs) -> anyhow::Result<()> {
+    pub(super) async fn watch(
+        mut self,
+        config: &Config,
+        duration: Option<Duration>,
+    ) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut links = Changes::open()
@@ -58,8 +88,9 @@ impl Agent {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut check = interval(CHECK_HOOKS);
-        let end = args.duration.map(|d| Instant::now() + d);
-        let mut summary_due = Instant::now() + args.summary_interval();
+        let end = duration.map(|d| Instant::now() + d);
+        let summary_interval = summary_interval(config);
+        let mut summary_due = Instant::now() + summary_interval;
         self.announce()?;
         loop {
             let ended = async {
@@ -83,25 +114,30 @@ impl Agent {
                     self.kernel.refresh_interfaces();
                 }
                 _ = check.tick() => self.kernel.refresh_interfaces(),
+                () = asked(self.pages.as_ref()) => self.show(config),
                 _ = tick.tick() => {
-                    self.look(args)?;
+                    self.look(config)?;
                     if Instant::now() >= summary_due {
-                        summary_due += args.summary_interval();
-                        self.sinks.overview(&self.engine.overview(args.top))?;
+                        summary_due += summary_interval;
+                        self.sinks.overview(&self.engine.overview(top(config)))?;
                     }
                 }
             }
         }
         info!("ending");
-        self.look(args)?;
-        self.sinks.overview(&self.engine.overview(args.top))?;
+        self.look(config)?;
+        self.sinks.overview(&self.engine.overview(top(config)))?;
         tokio::task::block_in_place(|| self.sinks.close())?;
+        if let Some(state) = &mut self.state {
+            state.keep(true, || self.engine.save());
+        }
         Ok(())
     }
 
     /// Reads the counters, judges, and tells what changed.
-    fn look(&mut self, args: &RunArgs) -> anyhow::Result<()> {
-        let census = match self.kernel.census(args.census_interval) {
+    fn look(&mut self, config: &Config) -> anyhow::Result<()> {
+        self.follow_clock(config);
+        let census = match self.kernel.census(config.census_interval) {
             Ok(census) => census,
             Err(error) => {
                 warn!("the census failed: {error:#}");
@@ -114,10 +150,52 @@ impl Agent {
         self.cgroups.name(&mut changes);
         self.kernel.flush_diagnostics();
         self.sinks.changes(snapshot.now, &changes)?;
+        self.keep(&changes);
+        if let Some(pages) = &self.pages {
+            pages.looked();
+        }
         Ok(())
     }
 
+    /// Keeps what must outlive the agent. After the sinks: an alert that is kept and was not told would
+    /// never be told.
+    fn keep(&mut self, changes: &[Change]) {
+        let Some(state) = &mut self.state else {
+            return;
+        };
+        let changed = changes.iter().any(|c| matches!(c, Change::Alert(_)));
+        state.keep(changed, || self.engine.save());
+    }
+
+    /// Follows a step of the time of day: the ends of mutes are given by it.
+    fn follow_clock(&mut self, config: &Config) {
+        self.clock.follow();
+        let offset_ns = self.clock.offset_ns();
+        if self.offset_ns != offset_ns {
+            self.offset_ns = offset_ns;
+            self.engine.set_mutes(config.rules(&self.clock).mutes);
+        }
+    }
+
+    /// Shows the state to whoever asked for a page.
+    fn show(&self, config: &Config) {
+        let Some(pages) = &self.pages else { return };
+        let mut overview = self.engine.overview(top(config));
+        let alerts = overview.alerts.iter_mut().chain(&mut overview.muted);
+        let findings = alerts.map(|alert| &mut alert.finding);
+        self.cgroups
+            .name_known(findings.chain(&mut overview.look_alikes));
+        pages.show(self.ready(), overview);
+    }
+
     fn announce(&mut self) -> anyhow::Result<()> {
+        let ready = self.ready();
+        self.sinks.ready(Moment(monotonic_ns()), &ready)?;
+        Ok(())
+    }
+
+    /// What the kernel side says about itself now.
+    fn ready(&self) -> Ready {
         let (interfaces, unseen) = self.kernel.interfaces();
         let hooks = self.kernel.hooks().into_iter().map(|h| HookState {
             name: h.name,
@@ -128,16 +206,25 @@ impl Agent {
             },
             detail: h.detail,
         });
-        let ready = Ready {
+        Ready {
             hooks: hooks.collect(),
             interfaces,
             unseen,
             memory_bytes: self.kernel.map_memory(),
             version: env!("CARGO_PKG_VERSION"),
-        };
-        self.sinks
-            .ready(Moment(crate::source::kernel::monotonic_ns()), &ready)?;
-        Ok(())
+        }
+    }
+}
+
+fn top(config: &Config) -> usize {
+    usize::try_from(config.top).unwrap_or(usize::MAX)
+}
+
+/// A client of the pages wants to know the present state.
+async fn asked(pages: Option<&Pages>) {
+    match pages {
+        Some(pages) => pages.asked().await,
+        None => std::future::pending().await,
     }
 }
 
