@@ -1,3 +1,4 @@
 //! Where observations come from.
 
+pub mod capture;
 pub mod kernel;

@@ -1,0 +1,380 @@
+//! Captures of one place, replayed together in the order of time.
+
+use std::{collections::BTreeMap, io};
+
+use tuplewatch_common::{
+    address::PortSpaceKey,
+    record::{Event, Global, PortSpace},
+};
+
+use super::{progress::Progress, report::Report};
+use crate::{
+    core::{
+        alert::State,
+        egress::Egress,
+        engine::Engine,
+        finding::{Finding, Verdict},
+        observation::Snapshot,
+        report::{Change, Overview},
+        rules::Rules,
+        time::Moment,
+    },
+    source::capture::{
+        evidence::Exhibit,
+        fault::Fault,
+        file::{CaptureFile, Counts, Next, Observed, Selection},
+        observer::Observer,
+        tables::Limits,
+        vantage::Vantage,
+    },
+};
+
+/// Captures of one place.
+pub(super) struct Group {
+    members: Vec<Member>,
+    /// Bytes of the groups before, for the progress.
+    before: u64,
+}
+
+/// What a replay is to do.
+pub(super) struct Job {
+    pub(super) selection: Selection,
+    pub(super) rules: Rules,
+    pub(super) egress: Egress,
+    /// Names of all files.
+    pub(super) names: Vec<String>,
+    /// Port spaces of the summary.
+    pub(super) top: usize,
+}
+
+/// A file and what comes next from it.
+struct Member {
+    file: CaptureFile,
+    index: u32,
+    observed: Observed,
+    next: Next,
+    fault: Option<Fault>,
+    /// Files whose times overlap have different ones: what one of them sees twice then counts once.
+    slot: u32,
+}
+
+/// What was found at one place.
+pub(super) struct Outcome {
+    /// By number in the list of files.
+    pub(super) files: Vec<u32>,
+    pub(super) vantage: Vantage,
+    /// Sum over the files.
+    pub(super) counts: Counts,
+    /// Files that are damaged.
+    pub(super) faults: Vec<(u32, Fault)>,
+    /// Link types that were left out, with the number of packets.
+    pub(super) left_out: Vec<(u32, Vec<u32>, u64)>,
+    /// Segments that came too late to be put into order.
+    pub(super) late: u64,
+    /// Everything that was found, in the order of first appearance.
+    pub(super) found: Vec<Found>,
+    pub(super) spaces: Vec<(PortSpaceKey, PortSpace)>,
+    pub(super) overview: Overview,
+    pub(super) end: Moment,
+}
+
+/// One finding, with the packets that it rests on.
+pub(super) struct Found {
+    pub(super) finding: Finding,
+    /// The alert's identity, if it is one.
+    pub(super) alert: Option<String>,
+    pub(super) exhibits: Vec<Exhibit>,
+}
+
+impl Outcome {
+    /// A signature was found, not only look-alikes.
+    pub(super) fn has_signature(&self) -> bool {
+        self.found.iter().any(|f| f.alert.is_some())
+    }
+
+    /// The exhibits of all findings.
+    pub(super) fn exhibits(&self) -> impl Iterator<Item = Exhibit> {
+        self.found.iter().flat_map(|f| f.exhibits.iter().copied())
+    }
+}
+
+/// Files with numbers of interfaces below this keep them apart from other files'.
+const INTERFACES: u32 = 1 << 16;
+/// The progress is told each so many segments.
+const TELL: u32 = 1 << 14;
+
+impl Group {
+    /// Sorts files by the place where they were taken.
+    pub(super) fn by_vantage(files: Vec<CaptureFile>) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for (index, file) in (0..).zip(files) {
+            let member = Member {
+                file,
+                index,
+                observed: Observed::default(),
+                next: Next::End,
+                fault: None,
+                slot: 0,
+            };
+            let same = |group: &&mut Self| {
+                let of = |m: &Member| m.file.vantage.is_same(&member.file.vantage);
+                group.members.iter().any(of)
+            };
+            match groups.iter_mut().find(same) {
+                Some(group) => group.members.push(member),
+                None => groups.push(Self {
+                    members: vec![member],
+                    before: 0,
+                }),
+            }
+        }
+        let mut before = 0;
+        for group in &mut groups {
+            group.before = before;
+            let lengths = group.members.iter().filter_map(|m| m.file.length);
+            before += lengths.sum::<u64>();
+        }
+        groups
+    }
+
+    /// Reads everything and judges it.
+    ///
+    /// # Errors
+    /// The output cannot be written to. Damaged files are in the outcome.
+    pub(super) fn replay(
+        &mut self,
+        job: &Job,
+        progress: &Progress,
+        report: &mut dyn Report,
+    ) -> io::Result<Outcome> {
+        let start = self.members.iter().filter_map(|m| m.file.starts_ns).min();
+        let vantage = self.vantage();
+        let own: Vec<&str> = self
+            .members
+            .iter()
+            .map(|m| job.names[m.index as usize].as_str())
+            .collect();
+        progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
+        let mut observer = Observer::new(Limits::default());
+        let mut engine = Engine::new(job.rules.clone()).with_egress(job.egress.clone());
+        let mut found = FoundSoFar::default();
+        let mut look = |events: &[Event], snapshot: &Snapshot| -> io::Result<()> {
+            engine.events(events);
+            let changes = engine.snapshot(snapshot);
+            if changes.is_empty() {
+                return Ok(());
+            }
+            found.take(&changes);
+            progress.aside(|| report.changes(snapshot.now, &changes))
+        };
+        self.read(&job.selection, progress, &mut observer, &mut look)?;
+        let counts = self.counts();
+        observer
+            .tables
+            .add_global(Global::Unreadable, counts.unreadable);
+        observer
+            .tables
+            .add_global(Global::Fragments, counts.fragments);
+        let until = job.selection.until_ns.unwrap_or(u64::MAX);
+        observer.finish(counts.last_ns.min(until), &mut look)?;
+        let overview = engine.overview(job.top);
+        let outcome = Outcome {
+            files: self.members.iter().map(|m| m.index).collect(),
+            vantage,
+            counts,
+            faults: self.faults(),
+            left_out: self.left_out(),
+            late: observer.late,
+            found: found.with_exhibits(&overview, &observer),
+            spaces: observer.tables.port_spaces(),
+            end: overview.now,
+            overview,
+        };
+        progress.aside(|| report.end(&outcome, &job.names))?;
+        Ok(outcome)
+    }
+
+    /// All files, the earliest packet first.
+    fn read(
+        &mut self,
+        selection: &Selection,
+        progress: &Progress,
+        observer: &mut Observer,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for member in &mut self.members {
+            member.advance(selection);
+        }
+        let mut since_told = 0;
+        while let Some(i) = self.earliest() {
+            self.choose_slot(i);
+            let others = self.members.len() > 1;
+            let member = &mut self.members[i];
+            loop {
+                match member.next {
+                    Next::Segment => observer.take(&member.observed, look)?,
+                    Next::Time(ns) => observer.pass(ns, look)?,
+                    Next::End => break,
+                }
+                member.advance(selection);
+                since_told += 1;
+                if others || since_told >= TELL {
+                    break;
+                }
+            }
+            if since_told >= TELL {
+                since_told = 0;
+                let read: u64 = self.members.iter().map(|m| m.file.read()).sum();
+                progress.at(self.before + read);
+            }
+        }
+        Ok(())
+    }
+
+    fn earliest(&self) -> Option<usize> {
+        let times = self.members.iter().enumerate();
+        let times = times.filter_map(|(i, m)| Some((m.time()?, i)));
+        times.min().map(|(_, i)| i)
+    }
+
+    /// A file that begins when another has ended goes on where that was; one that runs beside another
+    /// sees the same packets a second time, as a second interface does.
+    fn choose_slot(&mut self, i: usize) {
+        if self.members[i].slot != 0 {
+            return;
+        }
+        let taken = |slot| {
+            let of = |m: &Member| m.slot == slot && m.time().is_some();
+            self.members.iter().any(of)
+        };
+        self.members[i].slot = (1..).find(|slot| !taken(*slot)).unwrap_or(1);
+        let member = &mut self.members[i];
+        member.observed.interface += (member.slot - 1) * INTERFACES;
+    }
+
+    /// The places of all members together.
+    fn vantage(&self) -> Vantage {
+        let mut all = self.members[0].file.vantage.clone();
+        for member in &self.members[1..] {
+            all.local.extend(&member.file.vantage.local);
+        }
+        all
+    }
+
+    fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for counts in self.members.iter().map(|m| m.file.counts) {
+            sum.packets += counts.packets;
+            sum.segments += counts.segments;
+            sum.unreadable += counts.unreadable;
+            sum.fragments += counts.fragments;
+            sum.first_ns = sum.first_ns.into_iter().chain(counts.first_ns).min();
+            sum.last_ns = sum.last_ns.max(counts.last_ns);
+        }
+        sum
+    }
+
+    fn faults(&mut self) -> Vec<(u32, Fault)> {
+        let members = self.members.iter_mut();
+        members
+            .filter_map(|m| Some((m.index, m.fault.take()?)))
+            .collect()
+    }
+
+    fn left_out(&self) -> Vec<(u32, Vec<u32>, u64)> {
+        let members = self.members.iter();
+        members
+            .map(|m| (m.index, m.file.left_out()))
+            .filter(|(_, (links, _))| !links.is_empty())
+            .map(|(index, (links, packets))| (index, links.to_vec(), packets))
+            .collect()
+    }
+}
+
+impl Member {
+    fn time(&self) -> Option<u64> {
+        match self.next {
+            Next::Segment => Some(self.observed.frame.time_ns),
+            Next::Time(ns) => Some(ns),
+            Next::End => None,
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, selection: &Selection) {
+        match self.file.next(selection, &mut self.observed) {
+            Ok(next) => {
+                self.next = next;
+                if self.slot > 1 {
+                    self.observed.interface += (self.slot - 1) * INTERFACES;
+                }
+            }
+            Err(fault) => {
+                self.fault = Some(fault);
+                self.next = Next::End;
+            }
+        }
+    }
+}
+
+/// Findings as they come, each told once.
+#[derive(Default)]
+struct FoundSoFar {
+    found: BTreeMap<(Verdict, PortSpaceKey), (usize, Finding, Option<String>)>,
+}
+
+impl FoundSoFar {
+    fn take(&mut self, changes: &[Change]) {
+        for change in changes {
+            match change {
+                // One that stays pending until the end counts too: see `with_exhibits`.
+                Change::Alert(alert) if alert.state != State::Pending => {
+                    self.note(&alert.finding, Some(&alert.id));
+                }
+                Change::Alert(_) => {}
+                Change::LookAlike { finding, .. } => self.note(finding, None),
+            }
+        }
+    }
+
+    fn note(&mut self, finding: &Finding, alert: Option<&String>) {
+        let number = self.found.len();
+        let entry = self
+            .found
+            .entry((finding.verdict, finding.space))
+            .or_insert_with(|| (number, finding.clone(), alert.cloned()));
+        entry.1 = finding.clone();
+    }
+
+    /// In the order of first appearance, with the packets that each rests on.
+    fn with_exhibits(mut self, overview: &Overview, observer: &Observer) -> Vec<Found> {
+        for alert in &overview.alerts {
+            self.note(&alert.finding, Some(&alert.id));
+        }
+        let mut all: Vec<_> = self.found.into_values().collect();
+        all.sort_by_key(|(number, ..)| *number);
+        all.into_iter()
+            .map(|(_, finding, alert)| Found {
+                exhibits: observer
+                    .evidence
+                    .of(&finding.space, rests_on_bare_acks(finding.verdict)),
+                finding,
+                alert,
+            })
+            .collect()
+    }
+}
+
+/// Whether the packets that show it are bare ACKs; else they are SYNs that came again.
+const fn rests_on_bare_acks(verdict: Verdict) -> bool {
+    matches!(
+        verdict,
+        Verdict::L4ReuseInTimeWait
+            | Verdict::TupleCollision
+            | Verdict::HalfOpenReconnect
+            | Verdict::FixedPortReuse
+            | Verdict::SynRecvCollision
+            | Verdict::NoListener
+            | Verdict::DuplicateSyn
+    )
+}

@@ -1,0 +1,321 @@
+//! One capture file: its packets as far as they concern the tables.
+
+use std::{
+    collections::HashMap,
+    io::{self, Chain, Cursor, Read},
+    net::IpAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tuplewatch_common::{
+    address::{Address, FourTuple, Role},
+    bytes::{Bytes as _, Captured},
+    observe::is_plain_data,
+    segment::{ACK, NotSegment, SYN, Segment, read_into},
+};
+
+use super::{
+    fault::Fault,
+    input::Input,
+    link::Found,
+    reader::{Packet, Reader},
+    tables::Frame,
+    vantage::{self, Vantage, Votes},
+};
+
+/// Which packets count, and from where they are seen.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Packets before this moment are left out (nanoseconds since the epoch).
+    pub since_ns: Option<u64>,
+    /// Packets after this one.
+    pub until_ns: Option<u64>,
+    /// Only these ends; all if empty.
+    pub ends: Vec<EndFilter>,
+    /// The role, if it is set.
+    pub role: Option<Role>,
+    /// The addresses of the host that captured, if they are named.
+    pub local: Vec<IpAddr>,
+}
+
+/// One end of a connection: a host, a port, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndFilter {
+    /// The host.
+    pub host: Option<Address>,
+    /// The port.
+    pub port: Option<u16>,
+}
+
+impl EndFilter {
+    fn is_of(&self, tuple: &FourTuple) -> bool {
+        let matches = |address: &Address, port: u16| {
+            self.host.is_none_or(|host| host == *address)
+                && self.port.is_none_or(|wanted| wanted == port)
+        };
+        matches(&tuple.initiator, tuple.initiator_port)
+            || matches(&tuple.responder, tuple.responder_port)
+    }
+}
+
+/// A segment that the tables are to see.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Observed {
+    /// Where it stands.
+    pub frame: Frame,
+    /// The segment.
+    pub segment: Segment,
+    /// The role of the place of observation, where it is a SYN.
+    pub role: Option<Role>,
+    /// The interface.
+    pub interface: u32,
+}
+
+/// How far [`CaptureFile::next`] has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// To a segment that the tables are to see.
+    Segment,
+    /// Some packets on, to this moment; none of them concerns the tables.
+    Time(u64),
+    /// To the end.
+    End,
+}
+
+/// What was counted on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets.
+    pub packets: u64,
+    /// TCP segments among them that were selected.
+    pub segments: u64,
+    /// Packets whose headers could not be read, most often because the snap length cut them.
+    pub unreadable: u64,
+    /// Fragments other than the first.
+    pub fragments: u64,
+    /// The first packet's time.
+    pub first_ns: Option<u64>,
+    /// The latest packet's time.
+    pub last_ns: u64,
+}
+
+type Stream = Chain<Cursor<Vec<u8>>, Rest>;
+
+/// A capture that is being read.
+pub struct CaptureFile {
+    reader: Reader<Stream>,
+    index: u32,
+    /// Numbers of interfaces that the link layer told, by those of the file.
+    interfaces: HashMap<(u32, u32), u32>,
+    last_interface: ((u32, u32), u32),
+    told_ns: u64,
+    /// What was counted so far.
+    pub counts: Counts,
+    /// Where it was taken.
+    pub vantage: Vantage,
+    /// Time of the first packet, if there is one.
+    pub starts_ns: Option<u64>,
+    /// Length of the file in bytes, where it has one.
+    pub length: Option<u64>,
+    read: Arc<AtomicU64>,
+}
+
+/// What comes after the bytes that the vantage was found in.
+struct Rest {
+    input: Box<dyn Read + Send>,
+    error: Option<io::Error>,
+}
+
+impl Read for Rest {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self.error.take() {
+            Some(error) => Err(error),
+            None => self.input.read(to),
+        }
+    }
+}
+
+/// Bytes in which the vantage is looked for: some ten thousand packets.
+pub const HEAD: u64 = 4 << 20;
+/// How often it is told that time passes without anything of interest.
+const TELL_NS: u64 = 1_000_000_000;
+
+impl CaptureFile {
+    /// Opens a file; `-` is standard input. `index` numbers the files given; the vantage is looked for
+    /// in the first `head` bytes ([`HEAD`] for one file).
+    ///
+    /// # Errors
+    /// [`Fault`] says why it cannot be read.
+    pub fn open(path: &Path, index: u32, head: u64, selection: &Selection) -> Result<Self, Fault> {
+        let input = Input::open(path).map_err(|error| Fault {
+            offset: 0,
+            reason: error.into(),
+        })?;
+        Self::of(input, index, head, selection)
+    }
+
+    /// The same of an opened one.
+    ///
+    /// # Errors
+    /// [`Fault`] says why it cannot be read.
+    pub fn of(input: Input, index: u32, head: u64, selection: &Selection) -> Result<Self, Fault> {
+        let (length, mut rest) = (head, input.bytes);
+        let mut head = Vec::new();
+        let error = rest.by_ref().take(length).read_to_end(&mut head).err();
+        let (mut vantage, starts_ns) = look(&head, selection);
+        if !selection.local.is_empty() {
+            vantage = vantage::named(&selection.local);
+        }
+        if let Some(role) = selection.role {
+            vantage.set = Some(role);
+            "as --vantage says".clone_into(&mut vantage.why);
+        }
+        let rest = Rest { input: rest, error };
+        Ok(Self {
+            reader: Reader::open(Cursor::new(head).chain(rest))?,
+            index,
+            interfaces: HashMap::new(),
+            last_interface: ((0, 0), 1),
+            told_ns: 0,
+            counts: Counts::default(),
+            vantage,
+            starts_ns,
+            length: input.length,
+            read: input.read,
+        })
+    }
+
+    /// Bytes of the file that were read.
+    #[must_use]
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Link types of interfaces that cannot be read, and how many packets they had.
+    #[must_use]
+    pub fn left_out(&self) -> (&[u32], u64) {
+        self.reader.left_out()
+    }
+
+    /// Goes on to the next segment for the tables.
+    ///
+    /// # Errors
+    /// [`Fault`] says where the file is broken.
+    #[inline]
+    pub fn next(&mut self, selection: &Selection, observed: &mut Observed) -> Result<Next, Fault> {
+        loop {
+            let Some(packet) = self.reader.next()? else {
+                return Ok(Next::End);
+            };
+            let time_ns = packet.time_ns;
+            self.counts.packets += 1;
+            self.counts.first_ns.get_or_insert(time_ns);
+            self.counts.last_ns = self.counts.last_ns.max(time_ns);
+            if selection.since_ns.is_some_and(|since| time_ns < since)
+                || selection.until_ns.is_some_and(|until| time_ns > until)
+            {
+                continue;
+            }
+            let bytes = Captured {
+                data: packet.data,
+                wire_len: packet.wire_len as usize,
+            };
+            match packet.link.find(&bytes) {
+                Ok(found) => {
+                    self.counts.segments += 1;
+                    let at = &found.located;
+                    let segment = &mut observed.segment;
+                    if !is_plain_data(at.flags, at.payload_len)
+                        && read_into(&bytes, at, segment).is_ok()
+                        && selection.takes(&segment.tuple)
+                    {
+                        let key = (packet.interface, found.interface);
+                        let direction = packet.direction.or(found.direction);
+                        observed.role = (segment.flags & (SYN | ACK) == SYN)
+                            .then(|| self.vantage.role(segment, direction));
+                        observed.frame = Frame {
+                            file: self.index,
+                            number: self.reader.frame(),
+                            time_ns,
+                        };
+                        observed.interface = self.interface(key);
+                        self.told_ns = time_ns;
+                        return Ok(Next::Segment);
+                    }
+                }
+                Err(NotSegment::Fragment) => self.counts.fragments += 1,
+                Err(NotSegment::Malformed | NotSegment::Truncated) => self.counts.unreadable += 1,
+                Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+            }
+            if time_ns.saturating_sub(self.told_ns) >= TELL_NS {
+                self.told_ns = time_ns;
+                return Ok(Next::Time(time_ns));
+            }
+        }
+    }
+
+    /// A small number for an interface, from 1 on.
+    #[inline]
+    fn interface(&mut self, key: (u32, u32)) -> u32 {
+        if self.last_interface.0 != key || self.interfaces.is_empty() {
+            let next = u32::try_from(self.interfaces.len() + 1).unwrap_or(u32::MAX);
+            // A file may name as many as it likes; the later ones then count as one.
+            let number = if self.interfaces.len() < INTERFACES {
+                *self.interfaces.entry(key).or_insert(next)
+            } else {
+                self.interfaces.get(&key).copied().unwrap_or(next)
+            };
+            self.last_interface = (key, number);
+        }
+        self.last_interface.1
+    }
+}
+
+/// Interfaces of a file that are told apart.
+const INTERFACES: usize = 4096;
+
+impl Selection {
+    #[inline]
+    fn takes(&self, tuple: &FourTuple) -> bool {
+        self.ends.is_empty() || self.ends.iter().any(|end| end.is_of(tuple))
+    }
+}
+
+/// Looks for the vantage and the first packet's time in the first bytes of a capture.
+fn look(head: &[u8], selection: &Selection) -> (Vantage, Option<u64>) {
+    let mut votes = Votes::default();
+    let mut starts_ns = None;
+    let Ok(mut reader) = Reader::open(head) else {
+        return (Vantage::default(), None);
+    };
+    // The end of the head is no fault of the file.
+    while let Ok(Some(packet)) = reader.next() {
+        starts_ns.get_or_insert(packet.time_ns);
+        if let Some((segment, found, ttl)) = segment(&packet)
+            && selection.takes(&segment.tuple)
+        {
+            let direction = packet.direction.or(found.direction);
+            votes.take(&segment, ttl, direction, packet.time_ns);
+        }
+    }
+    (votes.vantage(), starts_ns)
+}
+
+/// The segment of a packet, where its headers are, and the TTL.
+#[must_use]
+pub fn segment(packet: &Packet<'_>) -> Option<(Segment, Found, u8)> {
+    let bytes = Captured {
+        data: packet.data,
+        wire_len: packet.wire_len as usize,
+    };
+    let found = packet.link.find(&bytes).ok()?;
+    let mut segment = Segment::default();
+    read_into(&bytes, &found.located, &mut segment).ok()?;
+    let ttl_at = if found.located.is_v6 { 7 } else { 8 };
+    let ttl = bytes.u8(found.located.ip_offset + ttl_at)?;
+    Some((segment, found, ttl))
+}

@@ -1,0 +1,19 @@
+//! The capture source: packets of pcap and pcapng files go through the same functions as those of the
+//! kernel's packet hook, and what they count reaches the core in the same snapshots.
+//!
+//! The path of a packet: [`mod@input`] → [`mod@reader`] → [`mod@link`] → [`mod@file`] → [`mod@observer`] → the core.
+
+pub mod evidence;
+pub mod fault;
+pub mod file;
+pub mod input;
+pub mod link;
+pub mod observer;
+mod pcap;
+mod pcapng;
+pub mod reader;
+pub mod tables;
+#[cfg(test)]
+mod tests;
+pub mod vantage;
+mod window;

@@ -1,0 +1,229 @@
+//! Takes segments into the tables in the order of their times, and looks once per second of the
+//! capture: what the kernel's packet hook and the agent's clock do in the live source.
+
+use std::collections::VecDeque;
+
+use tuplewatch_common::{
+    address::Role,
+    observe::{Seen, Tables as _, Work, observe},
+    record::Event,
+};
+
+use super::{
+    evidence::Evidence,
+    file::Observed,
+    tables::{InMemory, Limits},
+};
+use crate::core::{observation::Snapshot, time::Moment};
+
+/// Captures of several queues or interfaces are out of order by less than this.
+const REORDER_NS: u64 = 50_000_000;
+/// … and by fewer segments.
+const REORDER: usize = 1024;
+/// Time between two looks, as in the live source.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Without packets it is looked so many times; then the clock goes on to the next packet at once. All
+/// alerts are resolved and all windows empty by then.
+const QUIET_LOOKS: u32 = 900;
+/// How long a handshake with SYN-ACK may wait for its last ACK, and when the table is more than three
+/// quarters full: as in the live source.
+const PATIENCE_NS: u64 = 30_000_000_000;
+const PATIENCE_FULL_NS: u64 = 3_000_000_000;
+
+/// The tables and their clock.
+pub struct Observer {
+    /// What was counted.
+    pub tables: InMemory,
+    work: Work,
+    waiting: VecDeque<Observed>,
+    newest_ns: u64,
+    clock_ns: u64,
+    next_look_ns: Option<u64>,
+    /// What the findings rest on.
+    pub evidence: Evidence,
+    /// Segments that came too late to be put into order: they count as of the moment they came.
+    pub late: u64,
+}
+
+impl Observer {
+    /// Empty tables.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            tables: InMemory::new(limits),
+            work: Work::default(),
+            waiting: VecDeque::with_capacity(REORDER + 1),
+            newest_ns: 0,
+            clock_ns: 0,
+            next_look_ns: None,
+            evidence: Evidence::default(),
+            late: 0,
+        }
+    }
+
+    /// Takes a segment. `look` gets events and a snapshot for each second that has passed.
+    ///
+    /// # Errors
+    /// The first error of `look`.
+    #[inline]
+    pub fn take<E>(
+        &mut self,
+        observed: &Observed,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let time_ns = observed.frame.time_ns;
+        // The memory of former connections is larger than any cache. Touched now, it is there when the
+        // segment's turn comes.
+        let set = self.tables.memory(observed.segment.tuple.hash());
+        std::hint::black_box(set.map(|set| set[0]));
+        if time_ns >= self.newest_ns {
+            self.newest_ns = time_ns;
+            self.waiting.push_back(*observed);
+        } else {
+            let at = self
+                .waiting
+                .iter()
+                .rposition(|before| before.frame.time_ns <= time_ns)
+                .map_or(0, |i| i + 1);
+            self.waiting.insert(at, *observed);
+        }
+        self.release(REORDER, look)
+    }
+
+    /// Time has passed without a segment for the tables.
+    ///
+    /// # Errors
+    /// The first error of `look`.
+    pub fn pass<E>(
+        &mut self,
+        time_ns: u64,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.newest_ns = self.newest_ns.max(time_ns);
+        self.release(REORDER, look)?;
+        if self.waiting.is_empty() {
+            self.tick(time_ns.saturating_sub(REORDER_NS), look)?;
+        }
+        Ok(())
+    }
+
+    /// The capture is over: takes what still waits and looks for the last time.
+    ///
+    /// # Errors
+    /// The first error of `look`.
+    pub fn finish<E>(
+        &mut self,
+        last_ns: u64,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.release(0, look)?;
+        self.tick(last_ns, look)?;
+        self.look(self.clock_ns, look)
+    }
+
+    /// Observes the segments that nothing earlier can come before.
+    #[inline]
+    fn release<E>(
+        &mut self,
+        most: usize,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(first) = self.waiting.front() {
+            let waited = self.newest_ns - first.frame.time_ns >= REORDER_NS;
+            if !waited && self.waiting.len() <= most {
+                break;
+            }
+            if let Some(observed) = self.waiting.pop_front() {
+                self.observe(&observed, look)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn observe<E>(
+        &mut self,
+        observed: &Observed,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let time_ns = observed.frame.time_ns;
+        self.late += u64::from(time_ns < self.clock_ns);
+        self.tick(time_ns, look)?;
+        self.tables.current = observed.frame;
+        self.work.segment = observed.segment;
+        let seen = Seen {
+            now_ns: self.clock_ns,
+            ifindex: observed.interface,
+            syn_role: observed.role.unwrap_or(Role::Unknown),
+            seen_before: false,
+        };
+        observe(&mut self.tables, &mut self.work, &seen);
+        self.evidence.take(observed, &self.tables);
+        Ok(())
+    }
+
+    /// The clock goes on; it never goes back.
+    #[inline]
+    fn tick<E>(
+        &mut self,
+        time_ns: u64,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.clock_ns = self.clock_ns.max(time_ns);
+        match self.next_look_ns {
+            Some(next) if self.clock_ns < next => Ok(()),
+            Some(next) => self.catch_up(next, look),
+            None => {
+                // The live source looks once when it begins.
+                self.next_look_ns = Some(self.clock_ns.saturating_add(LOOK_NS));
+                self.look(self.clock_ns, look)
+            }
+        }
+    }
+
+    #[cold]
+    fn catch_up<E>(
+        &mut self,
+        mut next: u64,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut looks = 0;
+        while next <= self.clock_ns {
+            if looks == QUIET_LOOKS {
+                next = self.clock_ns;
+            }
+            self.look(next, look)?;
+            next = next.saturating_add(LOOK_NS);
+            looks += 1;
+            if next == u64::MAX {
+                break;
+            }
+        }
+        self.next_look_ns = Some(next);
+        Ok(())
+    }
+
+    fn look<E>(
+        &mut self,
+        now_ns: u64,
+        look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let patience = if self.tables.fill() > 0.75 {
+            PATIENCE_FULL_NS
+        } else {
+            PATIENCE_NS
+        };
+        self.tables.sweep_all(&mut self.work, now_ns, patience);
+        let events = self.tables.take_events();
+        self.evidence.events_taken();
+        let (spaces, ports) = self.tables.look();
+        let snapshot = Snapshot {
+            now: Moment(now_ns),
+            spaces,
+            ports,
+            globals: self.tables.globals(),
+            ..Snapshot::default()
+        };
+        look(&events, &snapshot)
+    }
+}

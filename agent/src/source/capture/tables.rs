@@ -1,0 +1,448 @@
+//! The tables of `observe` in memory: they behave as the kernel's maps do, bounded and with every
+//! refusal counted, and tell which frame began what.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use tuplewatch_common::{
+    address::{FourTuple, PortSpaceKey},
+    handshake::{Handshake, INITIATOR_IS_LOWER, Pending},
+    memory::Set,
+    observe::{Tables, Work, is_expired, sweep},
+    record::{Event, FIRST_PORTS, Global, PortSpace, SpaceRef},
+};
+
+/// How much the tables hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections being opened.
+    pub handshakes: usize,
+    /// How many of them may be of no known port space.
+    pub strangers: u64,
+    /// Port spaces.
+    pub spaces: usize,
+    /// Sets of remembered connections, four each: a power of two.
+    pub memory_sets: usize,
+    /// Slots of SYNs that moved to another port: a power of two.
+    pub moved_slots: usize,
+    /// Counters of connections being opened: a power of two.
+    pub opening_slots: usize,
+}
+
+impl Default for Limits {
+    /// Four million remembered connections take 32 MiB, which are touched only where they are used;
+    /// the rest is below 60 MiB when full.
+    fn default() -> Self {
+        Self {
+            handshakes: 1 << 18,
+            strangers: 3 << 16,
+            spaces: 1 << 14,
+            memory_sets: 1 << 20,
+            moved_slots: 1 << 14,
+            opening_slots: 1 << 16,
+        }
+    }
+}
+
+/// A packet in the capture that it came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Frame {
+    /// Which of the files given.
+    pub file: u32,
+    /// Its number, as Wireshark counts.
+    pub number: u64,
+    /// Its time in nanoseconds.
+    pub time_ns: u64,
+}
+
+/// A connection being opened, and the frame of its SYN.
+struct Opening {
+    pending: Pending,
+    syn: Frame,
+}
+
+/// A port space and what is new in it since the last look.
+#[derive(Default)]
+struct Slot {
+    key: PortSpaceKey,
+    /// How often the place was given to another port space.
+    generation: u32,
+    space: PortSpace,
+    changed: bool,
+    /// Ports of [`PortSpace::first_ports`] that were told.
+    ports_told: usize,
+    ports: Vec<u16>,
+    /// The look at which it changed last.
+    last_look: u64,
+}
+
+/// The tables.
+pub struct InMemory {
+    limits: Limits,
+    /// By [`FourTuple::hash`].
+    handshakes: HashMap<u64, Opening, RandomState>,
+    spaces: HashMap<PortSpaceKey, SpaceRef, RandomState>,
+    /// By the index of a reference; the first is never given out.
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    changed: Vec<u32>,
+    memory: Vec<Set>,
+    moved: Vec<u64>,
+    opening: Vec<u64>,
+    strangers: u64,
+    events: Vec<Event>,
+    globals: [u64; Global::COUNT as usize],
+    look: u64,
+    /// The packet that is being observed.
+    pub current: Frame,
+}
+
+/// Above this many ports in a look, what was told twice is taken out: no port space has more.
+const PORTS: usize = 1 << 17;
+/// A port space without a change for so many looks may be forgotten when room is needed.
+const QUIET_LOOKS: u64 = 60;
+
+impl InMemory {
+    /// Empty tables.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            handshakes: HashMap::default(),
+            spaces: HashMap::default(),
+            slots: vec![Slot::default()],
+            free: Vec::new(),
+            changed: Vec::new(),
+            memory: vec![Set::default(); limits.memory_sets],
+            moved: vec![0; limits.moved_slots],
+            opening: vec![0; limits.opening_slots],
+            strangers: 0,
+            events: Vec::new(),
+            globals: [0; Global::COUNT as usize],
+            look: 0,
+            current: Frame::default(),
+        }
+    }
+
+    /// Bytes of memory of the tables whose size is fixed.
+    #[must_use]
+    pub const fn fixed_bytes(limits: &Limits) -> u64 {
+        (limits.memory_sets * size_of::<Set>() + (limits.moved_slots + limits.opening_slots) * 8)
+            as u64
+    }
+
+    /// The frame of the latest SYN of a connection being opened, on its present port.
+    #[must_use]
+    pub fn syn_frame(&self, tuple: &FourTuple) -> Option<(Frame, Handshake)> {
+        let opening = self.handshakes.get(&tuple.hash())?;
+        let handshake = opening.pending.handshake;
+        let is_lower = handshake.flags & INITIATOR_IS_LOWER != 0;
+        (is_lower == tuple.initiator_is_lower()).then_some((opening.syn, handshake))
+    }
+
+    /// Events since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Events that were not taken yet.
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// What is counted once.
+    #[must_use]
+    pub const fn globals(&self) -> [u64; Global::COUNT as usize] {
+        self.globals
+    }
+
+    /// Every port space with its counters, in the order of their keys.
+    #[must_use]
+    pub fn port_spaces(&self) -> Vec<(PortSpaceKey, PortSpace)> {
+        let mut all: Vec<_> = self
+            .spaces
+            .iter()
+            .map(|(key, space)| (*key, self.slots[space.index() as usize].space))
+            .collect();
+        all.sort_unstable_by_key(|(key, _)| *key);
+        all
+    }
+
+    /// Adds to what is counted once.
+    pub const fn add_global(&mut self, what: Global, n: u64) {
+        self.globals[what as usize] += n;
+    }
+
+    /// How full the table of handshakes is, from 0 to 1.
+    #[must_use]
+    pub fn fill(&self) -> f64 {
+        self.handshakes.len() as f64 / self.limits.handshakes as f64
+    }
+
+    /// Gives up every open that is due.
+    pub fn sweep_all(&mut self, work: &mut Work, now_ns: u64, patience_ns: u64) {
+        let mut due: Vec<(u64, u64)> = self
+            .handshakes
+            .values()
+            .map(|opening| &opening.pending.handshake)
+            .filter(|handshake| is_expired(handshake, now_ns, patience_ns))
+            .map(|handshake| (handshake.first_ns, handshake.hash))
+            .collect();
+        // The order of the table is another one on each run.
+        due.sort_unstable();
+        for (_, hash) in due {
+            sweep(self, work, hash, now_ns, patience_ns);
+        }
+    }
+
+    /// The port spaces that changed since the last call, in order, and their new ports. On the way
+    /// quiet ones are forgotten if the table is nearly full.
+    #[expect(clippy::type_complexity, reason = "the two fields of a snapshot")]
+    pub fn look(
+        &mut self,
+    ) -> (
+        Vec<(PortSpaceKey, PortSpace)>,
+        Vec<(PortSpaceKey, Vec<u16>)>,
+    ) {
+        self.look += 1;
+        let slots = &mut self.slots;
+        self.changed
+            .sort_unstable_by_key(|index| slots[*index as usize].key);
+        let (mut spaces, mut ports) = (Vec::new(), Vec::new());
+        for index in self.changed.drain(..) {
+            let slot = &mut slots[index as usize];
+            let key = slot.key;
+            slot.changed = false;
+            slot.last_look = self.look;
+            spaces.push((key, slot.space));
+            let noted = (slot.space.ports_noted as usize).min(FIRST_PORTS);
+            let mut new = std::mem::take(&mut slot.ports);
+            new.extend(&slot.space.first_ports[slot.ports_told.min(noted)..noted]);
+            slot.ports_told = noted;
+            if !new.is_empty() {
+                new.sort_unstable();
+                new.dedup();
+                ports.push((key, new));
+            }
+        }
+        if self.spaces.len() > self.limits.spaces / 8 * 7 {
+            self.forget_quiet();
+        }
+        (spaces, ports)
+    }
+
+    /// Forgets the port spaces that were quiet for longest and never in trouble.
+    fn forget_quiet(&mut self) {
+        let look = self.look;
+        let mut quiet: Vec<(u64, PortSpaceKey)> = self
+            .spaces
+            .iter()
+            .map(|(key, space)| (key, &self.slots[space.index() as usize]))
+            .filter(|(_, slot)| look - slot.last_look > QUIET_LOOKS && slot.space.bare_acks == 0)
+            .map(|(key, slot)| (slot.last_look, *key))
+            .collect();
+        quiet.sort_unstable();
+        let excess = self.spaces.len() - self.limits.spaces / 4 * 3;
+        for (_, key) in quiet.into_iter().take(excess) {
+            if let Some(space) = self.spaces.remove(&key) {
+                let slot = &mut self.slots[space.index() as usize];
+                *slot = Slot {
+                    generation: slot.generation + 1,
+                    ..Slot::default()
+                };
+                self.free.push(space.index());
+            }
+        }
+    }
+}
+
+impl Tables for InMemory {
+    #[inline]
+    fn pending(&mut self, hash: u64) -> Option<&mut Pending> {
+        self.handshakes
+            .get_mut(&hash)
+            .map(|opening| &mut opening.pending)
+    }
+
+    fn add_pending(&mut self, handshake: &Handshake) -> Option<&mut Pending> {
+        let hash = handshake.hash;
+        if self.handshakes.len() >= self.limits.handshakes || self.handshakes.contains_key(&hash) {
+            self.count(Global::HandshakesFull);
+            return None;
+        }
+        let opening = Opening {
+            pending: Pending {
+                handshake: *handshake,
+                ..Pending::default()
+            },
+            syn: self.current,
+        };
+        let opening = self.handshakes.entry(hash).insert_entry(opening);
+        Some(&mut opening.into_mut().pending)
+    }
+
+    fn remove_pending(&mut self, hash: u64) -> bool {
+        self.handshakes.remove(&hash).is_some()
+    }
+
+    fn space(&mut self, key: &PortSpaceKey, create: bool) -> SpaceRef {
+        if let Some(known) = self.spaces.get(key) {
+            return *known;
+        }
+        if !create {
+            return SpaceRef::NONE;
+        }
+        if self.spaces.len() >= self.limits.spaces {
+            self.count(Global::PortSpacesFull);
+            return SpaceRef::NONE;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.key = *key;
+        let space = SpaceRef::new(index, slot.generation);
+        self.spaces.insert(*key, space);
+        space
+    }
+
+    #[inline]
+    fn with_space(&mut self, space: SpaceRef, f: impl FnOnce(&mut PortSpace)) -> bool {
+        let Some(slot) = slot(&mut self.slots, space) else {
+            return false;
+        };
+        if !slot.changed {
+            slot.changed = true;
+            self.changed.push(space.index());
+        }
+        f(&mut slot.space);
+        true
+    }
+
+    fn mark_port(&mut self, space: SpaceRef, port: u16, _established: u64) {
+        let Some(slot) = slot(&mut self.slots, space) else {
+            return;
+        };
+        if slot.ports.len() >= PORTS {
+            slot.ports.sort_unstable();
+            slot.ports.dedup();
+        }
+        slot.ports.push(port);
+    }
+
+    #[inline]
+    fn memory(&mut self, hash: u64) -> Option<&mut Set> {
+        let i = hash as usize & (self.memory.len() - 1);
+        self.memory.get_mut(i)
+    }
+
+    #[inline]
+    fn moved(&mut self, hash: u64) -> Option<&mut u64> {
+        let i = hash as usize & (self.moved.len() - 1);
+        self.moved.get_mut(i)
+    }
+
+    fn strangers(&mut self) -> Option<(&mut u64, u64)> {
+        Some((&mut self.strangers, self.limits.strangers))
+    }
+
+    #[inline]
+    fn opening(&mut self, hash: u64) -> Option<&mut u64> {
+        let i = (hash >> 20) as usize & (self.opening.len() - 1);
+        self.opening.get_mut(i)
+    }
+
+    fn emit(&mut self, event: &Event) {
+        self.events.push(*event);
+    }
+
+    #[inline]
+    fn add(counter: &mut u64, n: u64) {
+        *counter = counter.wrapping_add(n);
+    }
+
+    fn count(&mut self, what: Global) {
+        self.globals[what as usize] += 1;
+    }
+}
+
+/// The place that a reference means, unless its port space was forgotten.
+#[inline]
+fn slot(slots: &mut [Slot], space: SpaceRef) -> Option<&mut Slot> {
+    let slot = slots.get_mut(space.index() as usize)?;
+    (space.is_some() && space.is_of(slot.generation)).then_some(slot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(
+        tables: &mut InMemory,
+        key: &PortSpaceKey,
+        create: bool,
+        f: impl FnOnce(&mut PortSpace),
+    ) -> bool {
+        let space = tables.space(key, create);
+        tables.with_space(space, f)
+    }
+
+    fn key(n: u16) -> PortSpaceKey {
+        PortSpaceKey {
+            responder_port: n,
+            ..PortSpaceKey::default()
+        }
+    }
+
+    #[test]
+    fn a_look_tells_what_changed() {
+        let mut tables = InMemory::new(Limits::default());
+        assert!(!with(&mut tables, &key(1), false, |_| ()));
+        for n in [2, 1] {
+            assert!(with(&mut tables, &key(n), true, |p| {
+                p.opens += 1;
+                p.first_ports[0] = 7;
+                p.ports_noted = 1;
+            }));
+        }
+        let space = tables.space(&key(1), false);
+        tables.mark_port(space, 9, 1);
+        tables.mark_port(space, 9, 2);
+        let (spaces, ports) = tables.look();
+        assert_eq!(spaces.len(), 2);
+        assert_eq!((spaces[0].0, spaces[1].0), (key(1), key(2)));
+        assert_eq!(ports, [(key(1), vec![7, 9]), (key(2), vec![7])]);
+        assert_eq!(tables.look(), (Vec::new(), Vec::new()));
+    }
+
+    #[test]
+    fn quiet_port_spaces_make_room_and_troubled_ones_stay() {
+        let limits = Limits {
+            spaces: 64,
+            ..Limits::default()
+        };
+        let mut tables = InMemory::new(limits);
+        with(&mut tables, &key(0), true, |p| p.bare_acks = 1);
+        for n in 1..60 {
+            with(&mut tables, &key(n), true, |p| p.opens = 1);
+        }
+        let forgotten = tables.space(&key(1), false);
+        for _ in 0..=QUIET_LOOKS {
+            tables.look();
+        }
+        with(&mut tables, &key(59), true, |p| p.opens = 2);
+        tables.look();
+        tables.look();
+        assert_eq!(tables.spaces.len(), 48);
+        assert!(tables.spaces.contains_key(&key(0)));
+        assert!(tables.spaces.contains_key(&key(59)));
+        assert!(!tables.with_space(forgotten, |_| ()), "leads nowhere");
+        for n in 60..100 {
+            with(&mut tables, &key(n), true, |p| p.opens = 1);
+        }
+        assert_eq!(tables.spaces.len(), 64);
+        assert_eq!(tables.globals()[Global::PortSpacesFull as usize], 24);
+    }
+}

@@ -1,0 +1,2 @@
+#[path = "../../../../agent/src/source/capture/mod.rs"]
+pub mod capture;

@@ -1,0 +1,70 @@
+//! Arbitrary bytes as a capture, replayed through the tables, the rules and the evidence.
+#![no_main]
+
+mod agent;
+
+use agent::{core, source};
+
+use std::io::Cursor;
+
+use core::{engine::Engine, observation::Snapshot, threshold::Thresholds};
+use libfuzzer_sys::fuzz_target;
+use source::capture::{
+    file::{CaptureFile, HEAD, Next, Observed, Selection},
+    input::Input,
+    observer::Observer,
+    tables::Limits,
+};
+use tuplewatch_common::record::Event;
+
+/// Small, so that everything gets full.
+const LIMITS: Limits = Limits {
+    handshakes: 8,
+    strangers: 4,
+    spaces: 4,
+    memory_sets: 2,
+    moved_slots: 4,
+    opening_slots: 4,
+};
+
+fuzz_target!(|bytes: &[u8]| {
+    let selection = Selection::default();
+    let Ok(input) = Input::new(Cursor::new(bytes.to_vec()), None) else {
+        return;
+    };
+    let Ok(mut file) = CaptureFile::of(input, 0, HEAD, &selection) else {
+        return;
+    };
+    let mut observer = Observer::new(LIMITS);
+    let mut engine = Engine::new(Thresholds::default());
+    let mut before = 0;
+    let mut look = |events: &[Event], snapshot: &Snapshot| -> Result<(), ()> {
+        assert!(snapshot.now.0 >= before);
+        before = snapshot.now.0;
+        assert!(snapshot.spaces.len() <= LIMITS.spaces);
+        engine.events(events);
+        engine.snapshot(snapshot);
+        Ok(())
+    };
+    let mut observed = Observed::default();
+    loop {
+        let done = match file.next(&selection, &mut observed) {
+            Ok(Next::Segment) => observer.take(&observed, &mut look),
+            Ok(Next::Time(ns)) => observer.pass(ns, &mut look),
+            Ok(Next::End) | Err(_) => break,
+        };
+        done.expect("the look never fails");
+    }
+    let last = file.counts.last_ns;
+    observer
+        .finish(last, &mut look)
+        .expect("the look never fails");
+    for (key, _) in observer.tables.port_spaces() {
+        for bare_acks in [false, true] {
+            for exhibit in observer.evidence.of(&key, bare_acks) {
+                assert!(!exhibit.reading().is_empty());
+            }
+        }
+    }
+    drop(engine.overview(8));
+});
