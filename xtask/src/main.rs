@@ -14,6 +14,7 @@ mod setup;
 mod step;
 mod test;
 mod toolchain;
+mod tools;
 
 use std::process::ExitCode;
 

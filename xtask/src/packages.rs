@@ -80,7 +80,7 @@ pub fn install(paths: &Paths, missing: &[Missing]) -> Result<()> {
 }
 
 /// apt-get that asks nothing and waits for another one that holds the lock.
-fn apt() -> Command {
+pub fn apt() -> Command {
     let mut apt = Command::new("apt-get");
     apt.env("DEBIAN_FRONTEND", "noninteractive").args([
         "-o",

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{setup, step};
+use crate::{step, tools};
 
 /// The folders and files that the commands share.
 pub struct Paths {
@@ -102,7 +102,7 @@ impl Paths {
         cargo
             .env("TUPLEWATCH_BIN", self.agent(false))
             .env("TUPLEWATCH_FOREIGN_OBJECT", self.foreign_object())
-            .env("TUPLEWATCH_ROTEL", setup::rotel(self).unwrap_or_default());
+            .envs(tools::variables(self));
         cargo
     }
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask setup`: installs what is missing, and only that. Typing it again does nothing.
 
 use std::{
-    env, fs,
+    env,
     ops::BitOr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -16,13 +16,8 @@ use crate::{
     paths::Paths,
     step::{self, Elapsed, say},
     toolchain::{self, Found, LLVM},
+    tools,
 };
-
-/// The OTLP receiver of the end-to-end tests, a native program in a Python package.
-const ROTEL: &str = "0.0.1a15";
-
-/// Debian's Python, whose `venv` the package python3-venv completes.
-const PYTHON: &str = "/usr/bin/python3";
 
 /// What a command needs, as a set.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,7 +104,7 @@ pub fn ensure(paths: &Paths, needs: Needs) -> Result<()> {
         ensure_component(paths, "clippy", "clippy")?;
     }
     if needs.contain(Needs::LAB) {
-        ensure_rotel(paths)?;
+        tools::ensure(paths)?;
     }
     say!("setup: complete in {}", Elapsed(start.elapsed()));
     Ok(())
@@ -151,12 +146,9 @@ fn missing_packages(paths: &Paths, needs: Needs) -> Vec<Missing> {
         missing.extend(lacks_program("ip", &["iproute2"]));
         missing.extend(lacks_program("nft", &["nftables"]));
         missing.extend(lacks_program("tcpdump", &["tcpdump"]));
-        if rotel(paths).is_none() && !python_makes_environments() {
-            missing.push(Missing {
-                what: format!("venv of {PYTHON}"),
-                packages: &["python3", "python3-venv"],
-            });
-        }
+        missing.extend(lacks_program("systemd-analyze", &["systemd"]));
+        missing.extend(lacks_program("setpriv", &["util-linux"]));
+        missing.extend(tools::missing_packages(paths));
     }
     if needs.contain(Needs::FUZZ) && paths.fuzz().exists() {
         missing.extend(lacks_program("c++", &["g++"]));
@@ -279,58 +271,4 @@ fn runs(paths: &Paths, subcommand: &str) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
-}
-
-/// Whether Debian's Python can make virtual environments with pip in them.
-fn python_makes_environments() -> bool {
-    Command::new(PYTHON)
-        .args(["-c", "import venv, ensurepip"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
-}
-
-/// The receiver's program, if this version of it is installed.
-pub fn rotel(paths: &Paths) -> Option<PathBuf> {
-    let libraries = fs::read_dir(paths.tools().join("rotel/lib")).ok()?;
-    libraries
-        .flatten()
-        .map(|python| python.path().join("site-packages"))
-        .filter(|packages| packages.join(format!("rotel-{ROTEL}.dist-info")).is_dir())
-        .map(|packages| packages.join("rotel/rotel-agent"))
-        .find(|program| program.is_file())
-}
-
-/// Installs the receiver unless it is there.
-fn ensure_rotel(paths: &Paths) -> Result<()> {
-    if let Some(program) = rotel(paths) {
-        say!("setup: rotel: {ROTEL} at {}", program.display());
-        return Ok(());
-    }
-    say!("setup: rotel: {ROTEL} missing (the OTLP receiver of the end-to-end tests)");
-    let environment = paths.tools().join("rotel");
-    step::logged(
-        "python3 -m venv",
-        &paths.log("rotel-venv"),
-        Command::new(PYTHON)
-            .args(["-m", "venv", "--clear"])
-            .arg(&environment),
-    )?;
-    step::logged(
-        &format!("pip install rotel=={ROTEL}"),
-        &paths.log("rotel-pip"),
-        Command::new(environment.join("bin/python"))
-            .args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"])
-            .arg(format!("rotel=={ROTEL}")),
-    )
-    .context("rotel does not install\n  remedy: it needs a network with PyPI, and Python 3.10 or newer on x86-64 or arm64")?;
-    match rotel(paths) {
-        Some(program) => say!("setup: rotel: {ROTEL} at {}", program.display()),
-        None => bail!(
-            "rotel {ROTEL} was installed, but its program is not in {}",
-            environment.display()
-        ),
-    }
-    Ok(())
 }

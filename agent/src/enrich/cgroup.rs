@@ -26,6 +26,15 @@ impl Cgroups {
         }
     }
 
+    /// Gives the processes of these findings the paths that are known, without looking for others.
+    pub fn name_known<'a>(&self, findings: impl IntoIterator<Item = &'a mut Finding>) {
+        for finding in findings {
+            for opener in &mut finding.opened_by {
+                opener.cgroup = self.paths.get(&opener.cgroup_id).cloned();
+            }
+        }
+    }
+
     fn name_finding(&mut self, finding: &mut Finding) {
         for opener in finding.opened_by.iter_mut().filter(|o| o.cgroup_id != 0) {
             if !self.paths.contains_key(&opener.cgroup_id) {

@@ -15,9 +15,15 @@ use super::{
     metrics::{Ledger, View},
 };
 use crate::core::{
-    alert::{Alert, State},
-    finding::{Confidence, Evidence, Finding, OpenedBy, Pool, RuledOut, Sample, Severity, Verdict},
-    report::{Budget, BudgetSource, Change, Overview, SpaceReport, Totals},
+    alert::{Alert, History, State},
+    budget::{Budget, BudgetSource, Holder, Outlook, SearchEvidence},
+    counters::CounterEvidence,
+    egress::EgressUse,
+    finding::{
+        CollisionEvidence, Confidence, Evidence, Finding, LossEvidence, OpenedBy, Pool, RuledOut,
+        Sample, Severity, Verdict,
+    },
+    report::{Change, Overview, SpaceReport, Totals},
     time::Moment,
 };
 
@@ -128,6 +134,45 @@ pub(crate) fn finding() -> Finding {
                 ack: 0x9abc_def0,
                 reuse_interval_seconds: Some(3.5),
             }],
+            established: 5150,
+            half_open: 6,
+            refused_by_rst: 3,
+            loss: Some(LossEvidence {
+                lost: 2,
+                established: 5150,
+                syn_retransmits: 36,
+                live: Some(4),
+                data_retransmits: Some(15),
+                others_answering: 5,
+                others_failing: 1,
+            }),
+            collisions: Some(CollisionEvidence {
+                live: 2,
+                stale: 1,
+                ports: 3,
+                idle_min_ms: 1200,
+                idle_max_ms: 400_000,
+            }),
+            egress: Some(egress()),
+            counters: vec![CounterEvidence {
+                name: "TCPSYNChallenge".into(),
+                value: 3,
+                netns: 4_026_531_840,
+            }],
+            budget: Some(budget()),
+            outlook: Some(outlook()),
+            searches: Some(SearchEvidence {
+                median_seconds: 0.0022,
+                median_before_seconds: Some(0.000_013),
+                searches: 120,
+            }),
+            holders: vec![Holder {
+                server_address: std::net::IpAddr::from([203, 0, 113, 10]),
+                server_port: 443,
+                in_use: 4,
+                time_wait: 187,
+            }],
+            no_local_port: 3,
         },
         ruled_out: vec![RuledOut {
             name: "half_open_reconnect",
@@ -141,6 +186,7 @@ pub(crate) fn finding() -> Finding {
             opens_per_second: 80.25,
             opens: 4815,
             lifetime_seconds: Some(0.08),
+            no_local_port: 3,
         }],
         summary: "198.51.100.7 reuses source ports to 203.0.113.10:443 while they are in TIME_WAIT"
             .into(),
@@ -157,6 +203,8 @@ pub(crate) fn alert() -> Alert {
         resolved_at: None,
         at: NOW,
         finding: finding(),
+        history: History::default(),
+        muted: None,
     }
 }
 
@@ -199,6 +247,40 @@ pub(crate) fn totals() -> Totals {
     }
 }
 
+fn budget() -> Budget {
+    Budget {
+        ports: 200,
+        source: BudgetSource::Inferred,
+        pool: Some(Pool {
+            first: 2048,
+            last: 2247,
+            seen: 200,
+        }),
+        in_use: 4,
+        held: 187,
+        hold_seconds: 60.0,
+    }
+}
+
+fn outlook() -> Outlook {
+    Outlook {
+        expected: 204,
+        rise_per_second: 0.5,
+        exhausted_in_seconds: Some(18.0),
+    }
+}
+
+fn egress() -> EgressUse {
+    EgressUse {
+        group: "nat-zone-a".into(),
+        in_use: 4,
+        held: 187,
+        budget: 55_000,
+        hold_seconds: 60.0,
+        port_spaces: 3,
+    }
+}
+
 pub(crate) fn space(key: PortSpaceKey) -> SpaceReport {
     let mut reuse_interval = [0; 20];
     reuse_interval[3] = 40;
@@ -211,15 +293,8 @@ pub(crate) fn space(key: PortSpaceKey) -> SpaceReport {
         in_use: 4,
         time_wait: [100, 50, 30, 7, 0, 0],
         ports_seen: 200,
-        budget: Some(Budget {
-            ports: 200,
-            source: BudgetSource::Inferred,
-            pool: Some(Pool {
-                first: 2048,
-                last: 2247,
-                seen: 200,
-            }),
-        }),
+        budget: Some(budget()),
+        outlook: Some(outlook()),
         reuse_interval,
         handshake_duration: [7; 20],
         port_search: [0; 20],
@@ -240,18 +315,32 @@ pub(crate) fn overview() -> Overview {
         known_spaces: 3,
         globals,
         alerts: vec![alert()],
+        muted: Vec::new(),
+        egress: vec![(key(), egress_use())],
+        look_alikes: vec![Finding {
+            verdict: Verdict::HalfOpenReconnect,
+            ..finding()
+        }],
+    }
+}
+
+fn egress_use() -> EgressUse {
+    EgressUse {
+        group: "nat-a".into(),
+        in_use: 40,
+        held: 60,
+        budget: 55_000,
+        hold_seconds: 60.0,
+        port_spaces: 2,
     }
 }
 
 pub(crate) fn view() -> View {
     let mut ledger = Ledger::new(false);
     ledger.update(&overview());
-    let hooks = vec![("packet".into(), HookStatus::Ok)];
-    let mut view = View {
-        hooks,
-        version: "0.1.0",
-        ..View::default()
-    };
+    let mut view = View::default();
+    view.take_ready(&ready());
+    view.take_overview(&overview());
     ledger.export(&mut view);
     view
 }

@@ -8,9 +8,11 @@ use tuplewatch_common::record::Global;
 
 use super::{HookState, Ready, Sink, WallClock};
 use crate::core::{
-    alert::Alert,
-    finding::{Finding, OpenedBy, RuledOut},
-    report::{Budget, Change, Overview, SpaceReport, Totals},
+    alert::{Alert, History},
+    budget::{Budget, Outlook},
+    egress::EgressUse,
+    finding::{Finding, OpenedBy, RuledOut, Severity},
+    report::{Change, Overview, SpaceReport, Totals},
     time::Moment,
 };
 
@@ -51,6 +53,8 @@ enum Line<'a> {
         pending_since: String,
         firing_since: Option<String>,
         resolved_at: Option<String>,
+        history: Box<Past>,
+        muted: Option<Muted<'a>>,
     },
     LookAlike {
         name: &'static str,
@@ -64,6 +68,8 @@ enum Line<'a> {
         known_spaces: u64,
         globals: serde_json::Map<String, Value>,
         alerts: Vec<&'a str>,
+        muted: Vec<&'a str>,
+        egress: Vec<Egress<'a>>,
     },
     Loss {
         name: &'static str,
@@ -88,6 +94,39 @@ struct Body<'a> {
     opened_by: &'a [OpenedBy],
 }
 
+/// How often an alert fired.
+#[derive(Serialize)]
+struct Past {
+    count: u64,
+    first: Option<String>,
+    worst: Option<&'static str>,
+    firings: Vec<Firing>,
+}
+
+#[derive(Serialize)]
+struct Firing {
+    since: String,
+    until: Option<String>,
+    severity: &'static str,
+}
+
+#[derive(Serialize)]
+struct Muted<'a> {
+    reason: &'a str,
+    until: Option<String>,
+}
+
+/// What is taken of the ports of a device in between, for one destination.
+#[derive(Serialize)]
+struct Egress<'a> {
+    #[serde(flatten)]
+    address: Address,
+    #[serde(flatten)]
+    used: &'a EgressUse,
+    headroom: u32,
+    utilization: f64,
+}
+
 #[derive(Serialize)]
 struct Unseen<'a> {
     what: &'a str,
@@ -105,6 +144,8 @@ struct Space<'a> {
     ports_seen: u32,
     budget: Option<Budget>,
     headroom: Option<u32>,
+    utilization: Option<f64>,
+    outlook: Option<Outlook>,
     totals: &'a Totals,
 }
 
@@ -168,8 +209,27 @@ impl<W: Write> Json<W> {
             pending_since: self.clock.rfc3339(alert.pending_since),
             firing_since: alert.firing_since.map(|at| self.clock.rfc3339(at)),
             resolved_at: alert.resolved_at.map(|at| self.clock.rfc3339(at)),
+            history: Box::new(self.past(&alert.history)),
+            muted: alert.muted.as_ref().map(|muted| Muted {
+                reason: &muted.reason,
+                until: muted.until.map(|at| self.clock.rfc3339(at)),
+            }),
         };
         self.write(alert.at, &line)
+    }
+
+    fn past(&self, history: &History) -> Past {
+        let firings = history.firings.iter().map(|firing| Firing {
+            since: self.clock.rfc3339(firing.since),
+            until: firing.until.map(|at| self.clock.rfc3339(at)),
+            severity: firing.severity.name(),
+        });
+        Past {
+            count: history.count,
+            first: history.first.map(|at| self.clock.rfc3339(at)),
+            worst: history.worst.map(Severity::name),
+            firings: firings.collect(),
+        }
     }
 
     fn losses(&mut self, overview: &Overview) -> io::Result<()> {
@@ -240,10 +300,17 @@ impl<W: Write> Sink for Json<W> {
             other: &overview.other,
             known_spaces: overview.known_spaces,
             globals,
-            alerts: overview
-                .alerts
+            alerts: ids(&overview.alerts),
+            muted: ids(&overview.muted),
+            egress: overview
+                .egress
                 .iter()
-                .map(|alert| alert.id.as_str())
+                .map(|(key, used)| Egress {
+                    address: Address::from(key),
+                    used,
+                    headroom: used.headroom(),
+                    utilization: rounded(used.utilization()),
+                })
                 .collect(),
         };
         self.write(overview.now, &line)
@@ -252,6 +319,10 @@ impl<W: Write> Sink for Json<W> {
     fn close(&mut self) -> io::Result<()> {
         self.out.flush()
     }
+}
+
+fn ids(alerts: &[Alert]) -> Vec<&str> {
+    alerts.iter().map(|alert| alert.id.as_str()).collect()
 }
 
 impl<'a> From<&'a SpaceReport> for Space<'a> {
@@ -268,6 +339,8 @@ impl<'a> From<&'a SpaceReport> for Space<'a> {
             ports_seen: space.ports_seen,
             budget: space.budget,
             headroom: space.headroom(),
+            utilization: space.utilization().map(rounded),
+            outlook: space.outlook,
             totals: &space.totals,
         }
     }

@@ -5,15 +5,20 @@ use tuplewatch_common::{
     histogram::{BUCKETS, HANDSHAKE_UNIT_NS, REUSE_UNIT_NS, SEARCH_UNIT_NS, bounds},
 };
 
-use crate::core::report::{SpaceReport, Totals};
+use crate::core::{
+    egress::EgressUse,
+    report::{SpaceReport, Totals},
+};
 
 mod collect;
 mod document;
+mod exposition;
 mod ledger;
 mod table;
 
 pub(crate) use collect::{Delivery, Number, View, collect, space_attributes};
 pub use document::markdown;
+pub(crate) use exposition::{CONTENT_TYPE, expose, prometheus_name};
 pub(crate) use ledger::{Ledger, MAX_EXPORTED};
 pub use table::METRICS;
 
@@ -45,9 +50,9 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Its values are shares, not whole numbers.
-    pub(crate) const fn is_ratio(&self) -> bool {
-        matches!(self.source, Source::Ratio(_))
+    /// Its values are not whole numbers.
+    pub(crate) const fn is_real(&self) -> bool {
+        matches!(self.source, Source::Real(_))
     }
 }
 
@@ -59,10 +64,13 @@ pub(crate) enum Source {
     Totals(&'static str, &'static [(&'static str, Points, Get)]),
     /// What each port space has now.
     Level(fn(&SpaceReport) -> Option<u64>),
-    /// The same, as a ratio.
-    Ratio(fn(&SpaceReport) -> Option<f64>),
+    /// The same, where it is not a whole number.
+    Real(fn(&SpaceReport) -> Option<f64>),
     /// A histogram of each port space.
     Histogram(Points, Which),
+    /// What this host takes of the ports of a device in between, by destination; `true` where it may
+    /// be summed over destinations.
+    Egress(bool, fn(&EgressUse) -> u64),
     /// Something of the whole host, with the names of its attributes.
     Host(&'static [&'static str], Host),
 }
@@ -129,6 +137,7 @@ pub(crate) mod attribute {
     pub(crate) const POINT: &str = "tuplewatch.point";
     pub(crate) const NETNS: &str = "tuplewatch.netns";
     pub(crate) const AGGREGATE: &str = "tuplewatch.aggregate";
+    pub(crate) const EGRESS_GROUP: &str = "tuplewatch.egress.group";
     pub(crate) const OUTCOME: &str = "tuplewatch.outcome";
     pub(crate) const FORMER: &str = "tuplewatch.former";
     pub(crate) const RECOVERY: &str = "tuplewatch.recovery";

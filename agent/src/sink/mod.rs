@@ -4,6 +4,7 @@ mod clock;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod hooks;
+pub mod http;
 pub mod json;
 pub mod metrics;
 pub mod otlp;
@@ -18,6 +19,7 @@ use crate::core::{
 };
 
 pub use clock::WallClock;
+pub(crate) use clock::clock_ns;
 pub use hooks::{HookState, HookStatus, Ready};
 
 /// Something that tells people or programs what was found.

@@ -23,7 +23,7 @@ use opentelemetry_sdk::{
 use tracing::warn;
 
 use super::{
-    HookStatus, Ready, Sink, WallClock,
+    Ready, Sink, WallClock,
     metrics::{Delivery, Kind, Ledger, MAX_EXPORTED, METRICS, Metric, Number, View, collect},
     otlp_logs,
 };
@@ -58,6 +58,7 @@ const SERIES: usize = MAX_EXPORTED * tuplewatch_common::histogram::BUCKETS + 64;
 /// Sends metrics and alerts by OTLP.
 pub struct Otlp {
     clock: WallClock,
+    deliveries: Deliveries,
     state: Arc<Mutex<Shared>>,
     meters: Option<SdkMeterProvider>,
     loggers: Option<(SdkLoggerProvider, SdkLogger)>,
@@ -70,8 +71,38 @@ struct Shared {
     /// What the export under way takes its values from, and the metrics that have taken them.
     current: Arc<View>,
     asked: HashSet<usize>,
+    deliveries: Deliveries,
+}
+
+/// How the exports fare, for whoever wants to tell it. Clones share their state.
+#[derive(Clone, Debug, Default)]
+pub struct Deliveries {
     metrics: Arc<watch::Failures>,
     logs: Arc<Counts>,
+}
+
+impl Deliveries {
+    pub(super) fn now(&self) -> Delivery {
+        Delivery {
+            metrics_failed: self.metrics.count(),
+            logs_failed: self.logs.failed.load(Ordering::Relaxed),
+            logs_waiting: self.logs.waiting.load(Ordering::Relaxed),
+            logs_dropped: self.logs.dropped.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What is known about who sends, as name and value: the resource attributes but for those that
+/// describe the OTLP library.
+pub(super) fn resource_attributes(version: &'static str) -> Vec<(String, String)> {
+    let resource = resource::resource(version);
+    let mut attributes: Vec<_> = resource
+        .iter()
+        .filter(|(name, _)| !name.as_str().starts_with("telemetry."))
+        .map(|(name, value)| (name.to_string(), value.to_string()))
+        .collect();
+    attributes.sort();
+    attributes
 }
 
 impl Otlp {
@@ -94,6 +125,7 @@ impl Otlp {
         // The TLS library asks for a choice; whoever chose first is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let resource = resource::resource(version);
+        let deliveries = Deliveries::default();
         let state = Arc::new(Mutex::new(Shared {
             ledger: Ledger::new(settings.temporality == Temporality::Delta),
             latest: View {
@@ -102,15 +134,14 @@ impl Otlp {
             },
             current: Arc::default(),
             asked: HashSet::new(),
-            metrics: Arc::default(),
-            logs: Arc::default(),
+            deliveries: deliveries.clone(),
         }));
 
         let meters = match &settings.metrics {
             None => None,
             Some(target) => {
                 let exporter = transport::metrics(target, settings.temporality, settings.interval)?;
-                let failures = Arc::clone(&lock(&state).metrics);
+                let failures = Arc::clone(&deliveries.metrics);
                 let reader = PeriodicReader::builder(Watched::new(exporter, failures))
                     .with_interval(settings.interval)
                     .build();
@@ -134,7 +165,7 @@ impl Otlp {
         let loggers = match &settings.logs {
             None => None,
             Some(target) => {
-                let counts = Arc::clone(&lock(&state).logs);
+                let counts = Arc::clone(&deliveries.logs);
                 let exporter = transport::logs(target)?;
                 let spool =
                     Spool::new(exporter, KEPT, counts).map_err(|error| OtlpError::Exporter {
@@ -152,10 +183,17 @@ impl Otlp {
         };
         Ok(Some(Self {
             clock,
+            deliveries,
             state,
             meters,
             loggers,
         }))
+    }
+
+    /// How the exports fare.
+    #[must_use]
+    pub fn deliveries(&self) -> Deliveries {
+        self.deliveries.clone()
     }
 }
 
@@ -179,12 +217,7 @@ impl Shared {
             self.asked.insert(index);
             let mut view = self.latest.clone();
             self.ledger.export(&mut view);
-            view.delivery = Delivery {
-                metrics_failed: self.metrics.count(),
-                logs_failed: self.logs.failed.load(Ordering::Relaxed),
-                logs_waiting: self.logs.waiting.load(Ordering::Relaxed),
-                logs_dropped: self.logs.dropped.load(Ordering::Relaxed),
-            };
+            view.delivery = self.deliveries.now();
             self.current = Arc::new(view);
         }
         Arc::clone(&self.current)
@@ -233,7 +266,7 @@ fn instrument(meter: &Meter, index: usize, metric: &'static Metric, state: &Arc<
             let builder = builder.with_unit(unit).with_description(text);
             builder.with_callback(observe(state, index, signed)).build();
         }
-        Kind::Gauge if metric.is_ratio() => {
+        Kind::Gauge if metric.is_real() => {
             let builder = meter
                 .f64_observable_gauge(name)
                 .with_unit(unit)
@@ -258,12 +291,7 @@ fn instrument(meter: &Meter, index: usize, metric: &'static Metric, state: &Arc<
 
 impl Sink for Otlp {
     fn ready(&mut self, _: Moment, ready: &Ready) -> io::Result<()> {
-        let mut state = lock(&self.state);
-        let hooks = ready.hooks.iter();
-        state.latest.hooks = hooks
-            .map(|h| (h.name.clone(), h.status))
-            .collect::<Vec<(String, HookStatus)>>();
-        state.latest.memory_bytes = ready.memory_bytes;
+        lock(&self.state).latest.take_ready(ready);
         Ok(())
     }
 
@@ -287,13 +315,7 @@ impl Sink for Otlp {
     fn overview(&mut self, overview: &Overview) -> io::Result<()> {
         let mut state = lock(&self.state);
         state.ledger.update(overview);
-        let view = &mut state.latest;
-        view.globals = overview.globals;
-        view.known_spaces = overview.known_spaces;
-        let alerts = overview.alerts.iter();
-        view.alerts = alerts
-            .map(|a| (a.finding.verdict, a.finding.severity, a.state))
-            .collect();
+        state.latest.take_overview(overview);
         Ok(())
     }
 

@@ -1,25 +1,92 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::sink::fixture;
+use crate::{core::alert::Firing, sink::fixture};
 
 const DOC: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md"));
 
 fn lines() -> Vec<Value> {
+    let lines = written();
+    let lines = lines.iter().map(|line| serde_json::from_str(line));
+    lines.collect::<Result<_, _>>().unwrap()
+}
+
+fn written() -> Vec<String> {
     let (out, text) = fixture::shared();
     let mut json = Json::new(out, WallClock::capture());
     json.ready(fixture::NOW, &fixture::ready()).unwrap();
-    let changes = [
-        Change::Alert(Box::new(fixture::alert())),
-        fixture::look_alike(true),
-    ];
+    let changes = [Change::Alert(Box::new(alert())), fixture::look_alike(true)];
     json.changes(fixture::NOW, &changes).unwrap();
     json.overview(&fixture::overview()).unwrap();
     json.close().unwrap();
-    text()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text().lines().map(str::to_owned).collect()
+}
+
+/// A line of JSON for people, its fields in the order that they are written in.
+fn pretty(line: &str) -> String {
+    let (mut out, mut depth) = (String::new(), 0);
+    let (mut in_string, mut escaped) = (false, false);
+    let mut rest = line.chars().peekable();
+    let indent = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.push_str(&"  ".repeat(depth));
+    };
+    while let Some(c) = rest.next() {
+        if in_string {
+            out.push(c);
+            in_string = c != '"' || escaped;
+            escaped = c == '\\' && !escaped;
+            continue;
+        }
+        match c {
+            '{' | '[' => {
+                out.push(c);
+                if let Some(end) = rest.next_if(|c| ['}', ']'].contains(c)) {
+                    out.push(end);
+                } else {
+                    depth += 1;
+                    indent(&mut out, depth);
+                }
+            }
+            '}' | ']' => {
+                depth -= 1;
+                indent(&mut out, depth);
+                out.push(c);
+            }
+            ',' => {
+                out.push(c);
+                indent(&mut out, depth);
+            }
+            ':' => out.push_str(": "),
+            _ => {
+                in_string = c == '"';
+                out.push(c);
+            }
+        }
+    }
+    out + "\n"
+}
+
+/// An alert that fires again, and that somebody has muted.
+fn alert() -> Alert {
+    let mut alert = fixture::alert();
+    let before = |s: u64| Moment(fixture::NOW.0 - s * 1_000_000_000);
+    let firing = |since, until| Firing {
+        since: before(since),
+        until,
+        severity: Severity::Critical,
+    };
+    alert.history = History {
+        count: 2,
+        first: Some(before(7200)),
+        worst: Some(Severity::Critical),
+        firings: [firing(7200, Some(before(7000))), firing(11, None)].into(),
+    };
+    alert.muted = Some(crate::core::mute::Muted {
+        reason: "load test".to_owned(),
+        until: Some(Moment(fixture::NOW.0 + 3_600_000_000_000)),
+    });
+    alert
 }
 
 /// Every path of `value`: `a`, `a.b`, `a[].b`.
@@ -87,27 +154,31 @@ fn documentation_and_code_name_the_same_fields() {
 
 #[test]
 fn the_examples_of_the_documentation_are_what_is_written() {
-    let lines = lines();
-    let blocks = DOC
-        .split("```json\n")
-        .skip(1)
-        .map(|b| b.split("```").next().unwrap());
-    let mut seen = BTreeSet::new();
-    for block in blocks {
-        let example: Value = serde_json::from_str(block).unwrap();
-        let kind = example["type"].as_str().unwrap().to_owned();
-        let line = lines
-            .iter()
-            .find(|line| line["type"] == example["type"])
-            .unwrap();
-        assert_eq!(line, &example, "the example of `{kind}` is\n{line:#}");
-        seen.insert(kind);
+    const FENCE: &str = "```json\n";
+    let written = written();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
+    let mut doc = DOC.to_owned();
+    for (kind, line) in lines().iter().map(|l| &l["type"]).zip(&written) {
+        let section = format!("\n## `{}`", kind.as_str().unwrap());
+        let start = doc.find(&section).unwrap();
+        let start = start + doc[start..].find(FENCE).unwrap() + FENCE.len();
+        let end = start + doc[start..].find("```").unwrap();
+        doc.replace_range(start..end, &pretty(line));
     }
     assert_eq!(
-        seen.len(),
-        lines.len(),
-        "every type has an example: {seen:?}"
+        doc.matches(FENCE).count(),
+        written.len(),
+        "one for each type"
     );
+    if std::env::var_os("TUPLEWATCH_BLESS").is_some() {
+        std::fs::write(path, doc).unwrap();
+    } else {
+        assert!(
+            doc == DOC,
+            "the examples in docs/json.md are not what is written; write them anew with\n    \
+             TUPLEWATCH_BLESS=1 cargo test -p tuplewatch the_examples"
+        );
+    }
 }
 
 #[test]

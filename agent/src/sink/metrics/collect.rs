@@ -1,21 +1,25 @@
 //! The values of a metric at one moment.
 
+use std::{cmp::Reverse, collections::BTreeMap};
+
 use opentelemetry::KeyValue;
+use serde::Serialize;
 use tuplewatch_common::{
     address::{Point, PortSpaceKey, Role},
     histogram::Histogram as Counts,
     record::Global,
 };
 
-use super::{Metric, Source, Which, attribute};
+use super::{MAX_EXPORTED, Metric, Source, Which, attribute};
 use crate::{
     core::{
         alert::State,
+        egress::EgressUse,
         finding::{Severity, Verdict},
         observation::{ip, point_name, role_name},
-        report::{SpaceReport, Totals},
+        report::{Overview, SpaceReport, Totals},
     },
-    sink::HookStatus,
+    sink::{HookStatus, Ready},
 };
 
 /// All that the metrics need, taken at one moment, so that they fit each other.
@@ -28,18 +32,26 @@ pub(crate) struct View {
     pub(crate) globals: [u64; Global::COUNT as usize],
     pub(crate) known_spaces: u64,
     pub(crate) alerts: Vec<(Verdict, Severity, State)>,
+    pub(crate) muted: u64,
+    pub(crate) look_alikes: Vec<Verdict>,
+    /// Group, destination and what is taken; without a destination the sum of all others.
+    pub(crate) egress: Vec<(String, Option<PortSpaceKey>, EgressUse)>,
     pub(crate) hooks: Vec<(String, HookStatus)>,
     pub(crate) memory_bytes: u64,
     pub(crate) version: &'static str,
     pub(crate) delivery: Delivery,
 }
 
-/// How the export itself fares.
-#[derive(Clone, Copy, Debug, Default)]
+/// How the export by OTLP fares.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Delivery {
+    /// Exports of metrics that failed after all their retries.
     pub(crate) metrics_failed: u64,
+    /// Attempts to send log records that failed.
     pub(crate) logs_failed: u64,
+    /// Log records that wait for the receiver.
     pub(crate) logs_waiting: u64,
+    /// Log records that were dropped because too many waited.
     pub(crate) logs_dropped: u64,
 }
 
@@ -90,7 +102,7 @@ pub(crate) fn collect(metric: &Metric, view: &View, emit: &mut dyn FnMut(Number,
                 }
             }
         }
-        Source::Ratio(get) => {
+        Source::Real(get) => {
             for (space, report) in view.listed() {
                 if let Some(value) = get(report) {
                     emit(Number::Float(value), &space.attributes(None));
@@ -108,6 +120,27 @@ pub(crate) fn collect(metric: &Metric, view: &View, emit: &mut dyn FnMut(Number,
                 }
             }
         }
+        Source::Egress(adds_up, get) => {
+            for (group, key, taken) in &view.egress {
+                let place = key.map_or_else(
+                    || vec![rest.clone()],
+                    |key| {
+                        vec![
+                            KeyValue::new(
+                                attribute::SERVER_ADDRESS,
+                                ip(&key.responder).to_string(),
+                            ),
+                            KeyValue::new(attribute::SERVER_PORT, i64::from(key.responder_port)),
+                        ]
+                    },
+                );
+                if key.is_some() || *adds_up {
+                    let name = KeyValue::new(attribute::EGRESS_GROUP, group.clone());
+                    let attributes: Vec<_> = place.into_iter().chain([name]).collect();
+                    emit(int(get(taken)), &attributes);
+                }
+            }
+        }
         Source::Host(names, get) => get(view, &mut |value, values| {
             let pairs = names.iter().zip(values);
             let attributes: Vec<_> = pairs
@@ -119,11 +152,51 @@ pub(crate) fn collect(metric: &Metric, view: &View, emit: &mut dyn FnMut(Number,
 }
 
 impl View {
+    /// Takes what the agent says about itself.
+    pub(crate) fn take_ready(&mut self, ready: &Ready) {
+        let hooks = ready.hooks.iter();
+        self.hooks = hooks.map(|h| (h.name.clone(), h.status)).collect();
+        self.memory_bytes = ready.memory_bytes;
+        self.version = ready.version;
+    }
+
+    /// Takes what the core says, but for the port spaces: those come from the ledger.
+    pub(crate) fn take_overview(&mut self, overview: &Overview) {
+        self.globals = overview.globals;
+        self.known_spaces = overview.known_spaces;
+        let alerts = overview.alerts.iter();
+        self.alerts = alerts
+            .map(|a| (a.finding.verdict, a.finding.severity, a.state))
+            .collect();
+        self.muted = overview.muted.len() as u64;
+        self.look_alikes = overview.look_alikes.iter().map(|f| f.verdict).collect();
+        self.egress = egress(&overview.egress);
+    }
+
     fn listed(&self) -> impl Iterator<Item = (&SpaceView, &SpaceReport)> {
         self.spaces
             .iter()
             .filter_map(|s| Some((s, s.report.as_ref()?)))
     }
+}
+
+/// The destinations that take most, and of each group the sum of all others.
+fn egress(uses: &[(PortSpaceKey, EgressUse)]) -> Vec<(String, Option<PortSpaceKey>, EgressUse)> {
+    let mut uses: Vec<_> = uses.iter().collect();
+    uses.sort_by_key(|(key, taken)| Reverse((taken.in_use.saturating_add(taken.held), *key)));
+    let others = uses.split_off(uses.len().min(MAX_EXPORTED));
+    let mut rest: BTreeMap<&str, EgressUse> = BTreeMap::new();
+    for (_, taken) in others {
+        let sum = rest.entry(&taken.group).or_default();
+        sum.in_use = sum.in_use.saturating_add(taken.in_use);
+        sum.held = sum.held.saturating_add(taken.held);
+    }
+    let named = uses.into_iter();
+    let named = named.map(|(key, taken)| (taken.group.clone(), Some(*key), taken.clone()));
+    let rest = rest.into_iter();
+    named
+        .chain(rest.map(|(group, sum)| (group.to_owned(), None, sum)))
+        .collect()
 }
 
 impl SpaceView {

@@ -1,13 +1,14 @@
 //! `docs/metrics.md`.
 
-use super::{Kind, METRICS, Points, Source, attribute};
+use super::{Kind, METRICS, Points, Source, attribute, prometheus_name};
 use crate::sink::otlp_logs::{ATTRIBUTES, EVENTS};
 
 /// The documentation of all metrics and log records, as Markdown.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = INTRODUCTION.to_owned();
-    text.push_str("| name | kind | unit | attributes | meaning |\n|---|---|---|---|---|\n");
+    text.push_str("| name | kind | unit | attributes | meaning | in `/metrics` |\n");
+    text.push_str("|---|---|---|---|---|---|\n");
     for metric in METRICS {
         let kind = match metric.kind {
             Kind::Counter => "counter",
@@ -18,7 +19,8 @@ pub fn markdown() -> String {
         let (name, unit, meaning) = (metric.name, metric.unit, metric.description);
         let attributes = attributes(&metric.source);
         text.push_str(&format!(
-            "| `{name}` | {kind} | `{unit}` | {attributes} | {meaning} |\n"
+            "| `{name}` | {kind} | `{unit}` | {attributes} | {meaning} | `{}` |\n",
+            prometheus_name(metric)
         ));
     }
     text.push_str(ATTRIBUTES_HEAD);
@@ -52,7 +54,13 @@ fn attributes(source: &Source) -> String {
                 .collect();
             format!("port space, `{name}`: {}", values.join(", "))
         }
-        Source::Level(_) | Source::Ratio(_) => "port space".to_owned(),
+        Source::Level(_) | Source::Real(_) => "port space".to_owned(),
+        Source::Egress(..) => format!(
+            "`{}`, `{}`, `{}`",
+            attribute::EGRESS_GROUP,
+            attribute::SERVER_ADDRESS,
+            attribute::SERVER_PORT
+        ),
         Source::Histogram(at, _) => format!("port space{}, `{}`", points(*at), attribute::LE),
         Source::Host([], _) => "none".to_owned(),
         Source::Host(names, _) => names
@@ -69,8 +77,9 @@ const INTRODUCTION: &str = "\
 <!-- Generated from agent/src/sink/metrics/. Do not edit; run
      TUPLEWATCH_BLESS=1 cargo test -p tuplewatch metrics_doc -->
 
-tuplewatch exports them by OTLP. Nothing is sent unless an endpoint is set. Names and units follow the OpenTelemetry
-semantic conventions; a source port is never an attribute.
+tuplewatch serves the metrics on `http://127.0.0.1:9464/metrics` ([status.md](status.md)) and exports them by OTLP, together
+with log records of alerts. Nothing is sent unless an endpoint is set. Names and units follow the OpenTelemetry semantic
+conventions; a source port is never an attribute.
 
 ## Metrics
 
@@ -112,7 +121,12 @@ pub(super) const METRIC_ATTRIBUTES: &[(&str, &str, &str)] = &[
     (
         attribute::AGGREGATE,
         "`other`",
-        "all port spaces outside the list",
+        "all port spaces, or destinations of an egress group, outside the list",
+    ),
+    (
+        attribute::EGRESS_GROUP,
+        "text",
+        "name of an egress group of the configuration: the hosts that share a device's ports",
     ),
     (
         attribute::OUTCOME,
@@ -140,7 +154,11 @@ pub(super) const METRIC_ATTRIBUTES: &[(&str, &str, &str)] = &[
         "upper bound of a bucket in seconds",
     ),
     (attribute::SIGNATURE, "`port_exhaustion`", "kind of trouble"),
-    (attribute::CAUSE, "`l4_reuse_in_time_wait`", "its cause"),
+    (
+        attribute::CAUSE,
+        "such as `l4_reuse_in_time_wait`; see `docs/rules.md`",
+        "its cause, or the name of the look-alike",
+    ),
     (
         attribute::SEVERITY,
         "`info`, `warning`, `critical`",
@@ -178,16 +196,23 @@ pub(super) const METRIC_ATTRIBUTES: &[(&str, &str, &str)] = &[
 const BEHAVIOUR: &str = "
 ## What to know
 
-- **Temporality** is cumulative, or delta with `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=delta` (Datadog wants
+- **`/metrics`** has the same metrics, made anew when they are scraped. Names and labels are those that the OpenTelemetry
+  specification prescribes: dots become underscores, the unit becomes a suffix, counters end in `_total`. Up-down counters are
+  gauges. The attributes of the resource are labels of `target_info`. Counters there are always totals since the start.
+- **Temporality** of OTLP is cumulative, or delta with `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=delta` (Datadog wants
   it). Up-down counters and gauges are the same in both.
-- **Histograms** are counted in the kernel. The OpenTelemetry SDK takes single values only, at 100,000 connections per second
-  too many to repeat, so each histogram is exported as a counter `<name>.bucket` (unit `{observation}`) with one series per
+- **Histograms** are counted in the kernel, without their sum. In `/metrics` they are histograms (`_bucket`, `_count`, no `_sum`).
+  The OpenTelemetry SDK takes single values only, at 100,000 connections per second too many to repeat, so by OTLP each
+  histogram is exported as a counter `<name>.bucket` (unit `{observation}`) with one series per
   bucket and its bound in seconds in `le`. As in Prometheus a bucket holds all values up to its bound, so that
-  `histogram_quantile(0.9, sum by (le) (rate(tuplewatch_handshake_duration_bucket_total[5m])))` works. There is no sum.
+  `histogram_quantile(0.9, sum by (le) (rate(tuplewatch_handshake_duration_bucket_total[5m])))` works.
 - **The list** holds the busiest port spaces; everything else is counted under `tuplewatch.aggregate=other`. A port space that
-  enters the list leaves its past in `other`; one that leaves it is exported once more and is then silent. When it returns
+  enters the list leaves its past in `other`; one that leaves it is exported once more by OTLP and is then silent. When it returns
   its counters go on (cumulative) or start again (delta, where the receiver adds up). No counter goes back, and the sum over all
   series is what was counted. Two exceptions: a series returning after 1,024 others starts at 0, and histograms have no `other`.
+- **Egress groups** have every destination that their device carries, whether its port spaces are in the list or not, up to 256
+  of them, those with the most ports taken first; the others are one, as above. Summed over the hosts of a group by destination,
+  `in_use` and `held` are what the fleet takes of one `budget`.
 - **Zeros** are exported, so that the first event is seen as an increase.
 - **A receiver that is away**: cumulative metrics heal by themselves; with delta an export is tried again for one interval
   (at least 30 s), then it is lost and counted. Log records are kept in memory (10,000 of them) and sent when the receiver is

@@ -5,13 +5,14 @@ use tuplewatch_common::record::Global;
 use super::{
     Kind, Metric,
     Points::{Both, Socket, Wire},
-    Source::{Histogram, Host, Level, Ratio, Total, Totals},
+    Source::{Egress, Histogram, Host, Level, Real, Total, Totals},
     Which, attribute,
 };
 use crate::{
     core::{
         alert::State,
         finding::{Severity, Verdict},
+        report::SpaceReport,
     },
     sink::HookStatus,
 };
@@ -158,18 +159,57 @@ pub const METRICS: &[Metric] = &[
         name: "tuplewatch.ports.headroom",
         kind: Kind::Gauge,
         unit: "{port}",
-        description: "Free source ports: budget less sockets in use and in TIME_WAIT.",
+        description: "Free source ports: budget less ports in use and held.",
         source: Level(|s| s.headroom().map(Into::into)),
+    },
+    Metric {
+        name: "tuplewatch.ports.held",
+        kind: Kind::Gauge,
+        unit: "{port}",
+        description: "Source ports of closed connections that cannot be given out again yet, where the budget is known.",
+        source: Level(|s| s.budget.map(|b| b.held.into())),
+    },
+    Metric {
+        name: "tuplewatch.ports.expected",
+        kind: Kind::Gauge,
+        unit: "{port}",
+        description: "Source ports that will be taken if things go on like now for one hold time, once one was observed.",
+        source: Level(|s| s.outlook.map(|o| o.expected.into())),
+    },
+    Metric {
+        name: "tuplewatch.ports.exhaustion_time",
+        kind: Kind::Gauge,
+        unit: "s",
+        description: "Time until no source port is left, only while they are being used up.",
+        source: Real(|s| s.outlook.and_then(|o| o.exhausted_in_seconds)),
     },
     Metric {
         name: "tuplewatch.ports.utilization",
         kind: Kind::Gauge,
         unit: "1",
         description: "Share of the budget that is taken.",
-        source: Ratio(|s| {
-            let (free, budget) = (s.headroom()?, s.budget?.ports);
-            (budget > 0).then(|| 1.0 - f64::from(free) / f64::from(budget))
-        }),
+        source: Real(SpaceReport::utilization),
+    },
+    Metric {
+        name: "tuplewatch.egress.in_use",
+        kind: Kind::UpDownCounter,
+        unit: "{port}",
+        description: "Source ports of a device in between that this host's open connections to a destination take.",
+        source: Egress(true, |e| e.in_use.into()),
+    },
+    Metric {
+        name: "tuplewatch.egress.held",
+        kind: Kind::UpDownCounter,
+        unit: "{port}",
+        description: "Source ports that the device still holds for closed ones.",
+        source: Egress(true, |e| e.held.into()),
+    },
+    Metric {
+        name: "tuplewatch.egress.budget",
+        kind: Kind::Gauge,
+        unit: "{port}",
+        description: "Source ports that the device has for a destination, for all hosts of the group together.",
+        source: Egress(false, |e| e.budget.into()),
     },
     Metric {
         name: "tuplewatch.reuse_interval",
@@ -221,6 +261,28 @@ pub const METRICS: &[Metric] = &[
                 }
             },
         ),
+    },
+    Metric {
+        name: "tuplewatch.muted_alerts",
+        kind: Kind::UpDownCounter,
+        unit: "{alert}",
+        description: "Alerts that are pending or firing and muted: nobody is told of them.",
+        source: Host(&[], |view, emit| emit(view.muted, &[])),
+    },
+    Metric {
+        name: "tuplewatch.look_alikes",
+        kind: Kind::UpDownCounter,
+        unit: "{look_alike}",
+        description: "Look-alikes that last. Every name is exported, also with 0.",
+        source: Host(&[attribute::CAUSE], |view, emit| {
+            for verdict in Verdict::ALL {
+                if verdict.is_look_alike() {
+                    let found = view.look_alikes.iter();
+                    let count = found.filter(|found| **found == verdict).count();
+                    emit(count as u64, &[verdict.name()]);
+                }
+            }
+        }),
     },
     Metric {
         name: "tuplewatch.losses",
@@ -302,7 +364,7 @@ pub const METRICS: &[Metric] = &[
     Metric {
         name: "tuplewatch.build_info",
         kind: Kind::Gauge,
-        unit: "1",
+        unit: "{build}",
         description: "Always 1, with the version of the agent.",
         source: Host(&[attribute::VERSION], |view, emit| emit(1, &[view.version])),
     },

@@ -1,7 +1,5 @@
 //! An alert or a look-alike as a block of text.
 
-use std::net::SocketAddr;
-
 use tuplewatch_common::address::{Point, PortSpaceKey, Role};
 
 use super::{
@@ -12,7 +10,7 @@ use crate::{
     core::{
         alert::{Alert, State},
         finding::{Evidence, Finding, OpenedBy, Severity},
-        observation::ip,
+        observation::place as ends,
     },
     sink::WallClock,
 };
@@ -64,7 +62,7 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
     block.text(&place(&finding.space));
     match (alert.state, told) {
         (State::Pending, _) => {
-            block.field("Symptom", &refused(&finding.evidence));
+            block.field("Symptom", &symptom(finding));
             block.field("Next", "it becomes an alert if it lasts");
         }
         (State::Resolved, _) => {
@@ -120,7 +118,6 @@ pub(super) fn look_alike(format: &Format, finding: &Finding, ended: bool, at: St
 
 /// A port space with who sees it.
 fn place(key: &PortSpaceKey) -> String {
-    let server = SocketAddr::new(ip(&key.responder), key.responder_port);
     let role = match Role::from_u8(key.role) {
         Role::Initiator => "as the one who opens the connections",
         Role::Responder => "as the one who accepts the connections",
@@ -131,7 +128,7 @@ fn place(key: &PortSpaceKey) -> String {
         Point::Socket if key.netns == 0 => "at the sockets".to_owned(),
         Point::Socket => format!("at the sockets of network namespace {}", key.netns),
     };
-    format!("{} → {server}, seen {point}, {role}", ip(&key.initiator))
+    format!("{}, seen {point}, {role}", ends(key))
 }
 
 fn severity(severity: Severity) -> (&'static str, Paint) {
@@ -153,6 +150,14 @@ fn since(format: &Format, finding: &Finding, alert: &Alert) -> String {
     }
 }
 
+fn symptom(finding: &Finding) -> String {
+    if finding.evidence.refused_syns > 0 {
+        refused(&finding.evidence)
+    } else {
+        finding.summary.clone()
+    }
+}
+
 fn refused(e: &Evidence) -> String {
     let share = percent(e.refused_syns, e.opens);
     format!(
@@ -162,6 +167,7 @@ fn refused(e: &Evidence) -> String {
     )
 }
 
+/// Those that are not zero.
 fn list(parts: &[(u64, &str)]) -> String {
     let told = parts.iter().filter(|(n, _)| *n > 0);
     told.map(|(n, what)| format!("{} {what}", count(*n)))
@@ -170,65 +176,12 @@ fn list(parts: &[(u64, &str)]) -> String {
 }
 
 fn figures(block: &mut Block, e: &Evidence) {
-    let former = list(&[
-        (
-            e.refused_after_close,
-            "after the former connection was closed",
-        ),
-        (e.refused_while_open, "while it was open"),
-        (e.refused_half_open, "while it was half open"),
-        (e.refused_unknown, "with an unknown former connection"),
-    ]);
-    let former = if former.is_empty() {
-        former
-    } else {
-        format!(": {former}")
-    };
-    block.field("Refused", &format!("{}{former}", refused(e)));
-    let outcome = list(&[
-        (e.healed, "got through later"),
-        (e.unhealed, "did not get through"),
-        (e.unanswered, "unanswered in the end"),
-        (e.no_listener, "refused by RST"),
-        (e.reuse_accepted, "reused four-tuples accepted at once"),
-        (e.rsts, "RSTs in answer"),
-        (e.syn_retransmits, "SYNs sent again"),
-        (e.duplicate_syns, "late duplicate SYNs"),
-    ]);
-    if !outcome.is_empty() {
-        block.field("Outcome", &outcome);
-    }
-    let mut ports = format!(
-        "{} refused",
-        counted(e.refused_ports.into(), "port", "ports")
-    );
-    ports.push_str(&format!(", {} seen", count(e.ports_seen)));
-    if let Some(pool) = e.pool {
-        let size = count(pool.size());
-        ports.push_str(&format!(
-            " of the pool {}-{} ({size})",
-            pool.first, pool.last
-        ));
-    }
-    block.field("Ports", &ports);
-    let (held, peak) = (count(e.time_wait), count(e.time_wait_peak));
-    block.field(
-        "Sockets",
-        &format!("{held} in TIME_WAIT (peak {peak}), {} in use", e.in_use),
-    );
-    if let (Some(min), Some(max)) = (e.reuse_interval_min_seconds, e.reuse_interval_max_seconds) {
-        let (min, max) = (seconds(min), seconds(max));
-        block.field(
-            "Reuse",
-            &format!("{min} to {max} after the end of the former connection"),
-        );
-    }
-    let (rate, window) = (number(e.opens_per_second), seconds(e.window_seconds));
-    let (refused, opens) = (count(e.window_refused), count(e.window_opens));
-    block.field(
-        "Now",
-        &format!("{rate} opens/s; {refused} of {opens} opens refused in the last {window}"),
-    );
+    figures::refused(block, e);
+    figures::lost(block, e);
+    figures::outcome(block, e);
+    figures::ports(block, e);
+    figures::budget(block, e);
+    figures::rates(block, e);
 }
 
 fn reasons(block: &mut Block, finding: &Finding) {
@@ -247,6 +200,9 @@ fn opened_by(block: &mut Block, openers: &[OpenedBy]) {
             o.pid,
             count(o.opens)
         );
+        if o.no_local_port > 0 {
+            text.push_str(&format!(", {} without a port", count(o.no_local_port)));
+        }
         if let Some(lifetime) = o.lifetime_seconds {
             text.push_str(&format!(", each for {}", seconds(lifetime)));
         }
@@ -311,5 +267,6 @@ impl<'a> Block<'a> {
     }
 }
 
+mod figures;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use tuplewatch_common::address::{Point, PortSpaceKey, Role};
 
 use super::{
     style::{Paint, Style},
-    text::{count, number, percent, shorten},
+    text::{count, number, percent, seconds, shorten},
 };
 use crate::core::report::SpaceReport;
 
@@ -25,7 +25,7 @@ struct Column {
     cell: fn(&SpaceReport) -> String,
 }
 
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 11] = [
     Column {
         title: "CLIENT",
         left: true,
@@ -81,6 +81,12 @@ const COLUMNS: [Column; 10] = [
         cell: |s| count(s.ports_seen),
     },
     Column {
+        title: "LASTS",
+        left: false,
+        expendable: 4,
+        cell: lasts,
+    },
+    Column {
         title: "HEADROOM",
         left: false,
         expendable: 0,
@@ -97,19 +103,24 @@ fn role(key: &PortSpaceKey) -> &'static str {
     }
 }
 
+/// How long the free ports last, if they will be used up.
+fn lasts(space: &SpaceReport) -> String {
+    let end = space.outlook.and_then(|o| o.exhausted_in_seconds);
+    end.map_or_else(|| "–".to_owned(), seconds)
+}
+
 /// `9 of 200 (4.5 %)`.
 fn headroom(space: &SpaceReport) -> String {
-    match (space.headroom(), space.budget) {
-        (Some(free), Some(budget)) => {
-            let share = percent(free.into(), budget.ports.into());
-            format!("{} of {} ({share})", count(free), count(budget.ports))
-        }
-        _ => "–".to_owned(),
-    }
+    let Some(budget) = space.budget else {
+        return "–".to_owned();
+    };
+    let free = budget.headroom();
+    let share = percent(free.into(), budget.ports.into());
+    format!("{} of {} ({share})", count(free), count(budget.ports))
 }
 
 fn paint(space: &SpaceReport) -> Option<Paint> {
-    let share = f64::from(space.headroom()?) / f64::from(space.budget?.ports.max(1));
+    let share = 1.0 - space.utilization()?;
     match share {
         s if s < CRITICAL => Some(Paint::Critical),
         s if s < WARNING => Some(Paint::Warning),
@@ -252,9 +263,9 @@ mod tests {
             lines,
             [
                 "CLIENT        SERVER            ROLE  POINT  OPENS/S  REFUSED  IN USE  \
-                 TIME_WAIT  PORTS          HEADROOM",
+                 TIME_WAIT  PORTS  LASTS          HEADROOM",
                 "198.51.100.7  203.0.113.10:443  in    wire      86.8       42       4  \
-                 \u{20}     187    200  9 of 200 (4.5 %)",
+                 \u{20}     187    200   18 s  9 of 200 (4.5 %)",
             ]
         );
     }

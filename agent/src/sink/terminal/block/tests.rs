@@ -20,16 +20,29 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
   Since       2025-11-29 10:29:53 UTC (12 s ago), firing since 10:29:54 UTC
   Refused     42 SYNs of 5,210 opens met a bare ACK (0.8 %): 40 after the former connection was
               closed, 1 while it was open, 1 while it was half open
-  Outcome     33 got through later, 9 did not get through, 2 unanswered in the end, 12 reused
-              four-tuples accepted at once, 30 RSTs in answer, 36 SYNs sent again, 1 late duplicate
-              SYNs
+  Collisions  2 live and 1 idle connections were reset by SYNs from 3 ports, 1.2 s to 6 min 40 s
+              after their last traffic
+  Failed      3 connect() found no source port in the last 1 min
+  Lost        2 opens without answer, 5,150 got through, 36 SYNs sent again; 4 connections live, 15
+              segments of data sent again; of other destinations 5 answer and 1 fail
+  Counters    TCPSYNChallenge 3
+  Outcome     33 got through later, 9 did not get through, 2 unanswered in the end, 6 not completed
+              by the client, 3 answered by RST, 12 reused four-tuples accepted at once, 30 RSTs in
+              answer, 36 SYNs sent again, 1 late duplicate SYNs
   Ports       39 ports refused, 200 seen of the pool 2048-2247 (200)
   Sockets     187 in TIME_WAIT (peak 200), 4 in use
   Reuse       1 s to 58 s after the end of the former connection
+  Budget      191 of 200 ports taken (96 %): 4 in use, 187 held; a port is held for 1 min after
+              close
+  Outlook     204 ports taken in the end, 0.50 more with every second; none is left in 18 s
+  Device      nat-zone-a: 191 of 55,000 ports taken by this host (4 in use, 187 held)
+  Search      a port is found in 2 ms, 13 µs before
+  Held for    203.0.113.10:443: 4 in use, 187 in TIME_WAIT
   Now         86.8 opens/s; 42 of 5,210 opens refused in the last 1 min
   Confidence  high
   Not         half_open_reconnect: 40 of 42 former connections were closed
-  Opened by   curl[4711] 80.2/s, 4,815 in all, each for 80 ms, in /system.slice/batch.service
+  Opened by   curl[4711] 80.2/s, 4,815 in all, 3 without a port, each for 80 ms, in
+              /system.slice/batch.service
   Do          curl[4711] opens 80 connections/s of 80 ms each: reuse connections
   Alert       l4_reuse_in_time_wait/wire/responder/198.51.100.7/203.0.113.10:443
 
