@@ -55,6 +55,7 @@ mod spawner;
 pub mod tap;
 pub mod topology;
 pub mod truth;
+pub mod verdicts;
 mod wait;
 
 pub use lab::Lab;
@@ -77,8 +78,10 @@ pub mod prelude {
     };
     pub use crate::tap::Tap;
     pub use crate::topology::{
-        Allocation, Family, Incident, IncidentConfig, Pair, PairConfig, Routed, RoutedConfig,
+        Allocation, Family, Holding, HoldingConfig, Incident, IncidentConfig, Pair, PairConfig,
+        Routed, RoutedConfig,
     };
     pub use crate::truth::{Counters, HostTruth, Truth};
+    pub use crate::verdicts::Row;
     pub use crate::wait::{wait_for, wait_some};
 }

@@ -201,17 +201,23 @@ pub fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Resident memory of a process in bytes.
+/// Resident memory of a process in bytes, without eBPF maps that it has mapped: they are kernel memory,
+/// which is counted as such.
 ///
 /// # Errors
 /// If the process is gone.
 pub fn rss_bytes(pid: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status
-        .lines()
-        .find_map(|l| l.strip_prefix("VmRSS:"))
-        .context("no VmRSS")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut kib, mut is_map) = (0, false);
+    for line in smaps.lines() {
+        if let Some(rss) = line.strip_prefix("Rss:") {
+            let rss: u64 = rss.trim().trim_end_matches("kB").trim().parse()?;
+            kib += if is_map { 0 } else { rss };
+        } else if line.split(' ').next().is_some_and(|w| w.contains('-')) {
+            is_map = line.ends_with("bpf-map");
+        }
+    }
+    anyhow::ensure!(kib > 0, "process {pid} has no memory");
     Ok(kib << 10)
 }
 

@@ -3,11 +3,14 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use support::{SECOND, watch};
+use support::{SECOND, watch, watch_all};
 use tuplewatch_tests::{prelude::*, truth::TimeWaitSample};
 
 /// Connections per second of each of the two clients.
@@ -236,6 +239,48 @@ fn within_five_seconds() -> Result<()> {
         println!("{host}: {took:?} after the fifth refused SYN");
         assert!(took <= 5 * SECOND, "{host}: {took:?}");
     }
+    Ok(())
+}
+
+/// On the host that translates, with its outer side hooked only: the wire has the NAT's address, the
+/// sockets have the clients' own. The initial sequence number joins them, and the alert names the
+/// processes behind.
+#[test]
+fn processes_behind_a_nat_on_this_host() -> Result<()> {
+    let incident = Incident::new(IncidentConfig::default())?;
+    let _server = incident.serve()?;
+    let mut args = vec!["--interface", "n0", "--set", "alert.repeat=1s"];
+    let inodes: Vec<String> = incident
+        .clients
+        .iter()
+        .map(|client| client.netns_inode().to_string())
+        .collect();
+    for inode in &inodes {
+        args.extend(["--netns", inode]);
+    }
+    let agent = watch_all(&incident.nat, &args)?;
+    let loads = incident.load(RATE, TIME)?;
+    let pids: BTreeSet<u64> = loads.iter().map(|load| u64::from(load.pid())).collect();
+    let named = |alert: &Value| -> BTreeSet<u64> {
+        let openers = alert["opened_by"].as_array().into_iter().flatten();
+        openers.filter_map(|o| o["pid"].as_u64()).collect()
+    };
+    let alert = agent.wait_alert(40 * SECOND, |a| firing(a) && named(a) == pids)?;
+    assert_eq!(alert["client.address"], incident.nat_address().to_string());
+    assert_eq!(
+        (&alert["point"], &alert["role"]),
+        (&"wire".into(), &"initiator".into())
+    );
+    for load in loads {
+        load.wait()?;
+    }
+    // The sockets met the same bare ACKs: they are told once, at the wire.
+    let told: BTreeSet<String> = agent
+        .alerts()?
+        .iter()
+        .map(|a| a["id"].to_string())
+        .collect();
+    assert_eq!(told.len(), 1, "{told:?}");
     Ok(())
 }
 

@@ -189,7 +189,7 @@ fn the_agent_handle_reads_lines_and_ends_it() -> Result<()> {
         ..AgentConfig::with_args(["--netns", "self"])
     };
     let agent = host.agent(config.clone())?;
-    assert_eq!(agent.wait_ready(5 * SECOND)?["hooks"], 5);
+    assert_eq!(agent.wait_ready(30 * SECOND)?["hooks"], 5);
     let alert = agent.wait_alert(5 * SECOND, |alert| alert["state"] == "firing")?;
     assert_eq!(alert["signature"], "port_exhaustion");
     assert_eq!(agent.alerts()?.len(), 2);
@@ -211,7 +211,7 @@ fn the_agent_handle_reads_lines_and_ends_it() -> Result<()> {
     );
     assert_eq!(agent.terminate()?.code(), Some(7));
     let agent = host.agent(config)?;
-    agent.wait_ready(5 * SECOND)?;
+    agent.wait_ready(30 * SECOND)?;
     agent.kill9();
     assert!(!agent.process().is_running());
     let missing = AgentConfig {

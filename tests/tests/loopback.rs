@@ -22,7 +22,7 @@ fn counts_once() -> Result<()> {
         "1s",
     ];
     let agent = host.agent(AgentConfig::with_args(args))?;
-    agent.wait_ready(Duration::from_secs(30))?;
+    agent.wait_ready(Duration::from_secs(60))?;
     let load = host.load(&LoadConfig {
         count: Some(100),
         rate: 50.0,

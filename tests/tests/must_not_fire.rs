@@ -5,7 +5,8 @@ mod support;
 
 use anyhow::{Result, ensure};
 use support::{
-    Place, SECOND, fresh, no_alert, nothing_lost, nothing_told, number, total, watch, wire_spaces,
+    Place, SECOND, fresh, look_alikes, no_alert, nothing_lost, nothing_told, number, total, watch,
+    wire_spaces,
 };
 use tuplewatch_tests::prelude::*;
 
@@ -285,7 +286,9 @@ fn loss() -> Result<()> {
         assert_eq!(total(&space, "opens"), 400, "{space}");
         assert_eq!(total(&space, "syn_retransmits"), repeats, "{space}");
         assert_eq!(total(&space, "bare_acks"), 0, "{space}");
-        nothing_told(agent)?;
+        no_alert(agent)?;
+        let named = look_alikes(agent)?;
+        ensure!(named.iter().all(|name| name == "packet_loss"), "{named:?}");
     }
     let socket = Place::socket(client, service).of(&fresh(&agents[0])?)?;
     assert_eq!(total(&socket, "established"), 400);

@@ -152,7 +152,7 @@ fn watch_all_without_wire(host: &Host) -> Result<Agent> {
         "--top",
         "500",
     ]))?;
-    let ready = agent.wait_ready(20 * SECOND)?;
+    let ready = agent.wait_ready(60 * SECOND)?;
     for hook in ready["hooks"].as_array().into_iter().flatten() {
         let expected = if hook["name"] == "packet" {
             "off"

@@ -148,7 +148,8 @@ fn the_end_sends_what_is_left() -> Result<()> {
     Ok(())
 }
 
-/// Without an endpoint the agent opens nothing, although it could reach somebody.
+/// Without an endpoint the agent opens nothing but its pages on loopback, although it could reach
+/// somebody.
 #[test]
 fn nothing_is_opened_without_an_endpoint() -> Result<()> {
     let lab = Lab::new()?;
@@ -166,6 +167,13 @@ fn nothing_is_opened_without_an_endpoint() -> Result<()> {
         ensure!(outward.is_empty(), "sockets {outward:?} of the agent");
         std::thread::sleep(SECOND / 5);
     }
+    let table = host.tcp_states()?;
+    let listeners: Vec<_> = table.in_state("LISTEN").map(|row| row.local).collect();
+    assert_eq!(listeners, ["127.0.0.1:9464".parse()?]);
+    assert!(agent.terminate()?.success());
+    // Without the pages there is no listener at all.
+    let agent = watch(&host, &["--no-http"])?;
+    assert_eq!(host.tcp_states()?.count("LISTEN"), 0);
     assert!(agent.terminate()?.success());
     assert_eq!(sent(&host)?, before, "TCP opens, IP packets, UDP over IPv6");
     // The look would have noticed it: with an endpoint where nobody listens the agent tries.
@@ -195,7 +203,7 @@ fn a_bare_run_needs_nothing() -> Result<()> {
     // The same program as everywhere, wherever the lab finds it.
     let binary = {
         let agent = host.agent(AgentConfig::default())?;
-        agent.wait_ready(20 * SECOND)?;
+        agent.wait_ready(60 * SECOND)?;
         let binary = std::fs::read_link(format!("/proc/{}/exe", agent.pid()))?;
         assert!(agent.terminate()?.success());
         binary

@@ -5,13 +5,15 @@ use std::{process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use super::{Options, line, median, traffic};
+use super::{Options, line, median, packet::attach_empty, traffic};
 use crate::{agent::AgentConfig, host::Host, procnet};
 
 /// What runs beside the load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Beside {
     Nothing,
+    /// Programs that do nothing, on the hooks that each connection passes: what no agent can be below.
+    Empty,
     Agent,
     Tool(&'static str),
 }
@@ -29,6 +31,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         .filter(|path| std::path::Path::new(path).exists())
         .collect();
     let mut ratios = vec![Vec::new(); 1 + tools.len()];
+    let mut empty = Vec::new();
     let mut rates = Vec::new();
     let mut cpu = Vec::new();
     for _ in 0..options.rounds {
@@ -40,6 +43,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         rates.push(baseline);
         ratios[0].push(with / baseline);
         cpu.push(us);
+        let with = rate(&host, address, options.seconds, Beside::Empty)?.0;
+        empty.push(with / baseline);
         for (i, tool) in tools.iter().enumerate() {
             let with = rate(&host, address, options.seconds, Beside::Tool(tool))?.0;
             ratios[i + 1].push(with / baseline);
@@ -57,6 +62,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         "  {:<52} {:>19.2} us",
         "agent's own CPU per connection",
         median(&cpu)
+    );
+    println!(
+        "  {:<52} {:>22.3}",
+        "with empty programs on the same hooks, of without",
+        median(&empty)
     );
     for (i, tool) in tools.iter().enumerate() {
         println!(
@@ -95,6 +105,9 @@ fn rate(host: &Host, to: u16, seconds: f64, beside: Beside) -> Result<(f64, f64)
         }
         _ => None,
     };
+    let empty = (beside == Beside::Empty)
+        .then(|| attach_empty(host, "lo", &["empty_state"]))
+        .transpose()?;
     let before = agent
         .as_ref()
         .map(|a| procnet::cpu_seconds(a.pid()))
@@ -112,5 +125,6 @@ fn rate(host: &Host, to: u16, seconds: f64, beside: Beside) -> Result<(f64, f64)
         agent.terminate()?;
     }
     drop(tool);
+    drop(empty);
     Ok((connected as f64 / seconds, us))
 }

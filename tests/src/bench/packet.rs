@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf,
-    programs::{SchedClassifier, TcAttachType, loaded_programs},
+    programs::{RawTracePoint, SchedClassifier, TcAttachType, loaded_programs},
 };
 
 use super::{Options, line, median, traffic};
@@ -23,7 +23,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     println!("packet hook, ns per skb above an empty program");
     let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
     let lab = Pair::new(PairConfig::default())?;
-    let _empty = attach_empty(&lab.server)?;
+    let _empty = attach_empty(&lab.server, "eth0", &[])?;
     let agent = lab.server.agent(AgentConfig::with_args([
         "--netns",
         &lab.server.netns_inode().to_string(),
@@ -117,7 +117,8 @@ fn cost() -> Result<Cost> {
     Ok(cost)
 }
 
-fn attach_empty(host: &Host) -> Result<Ebpf> {
+/// Attaches programs that do nothing to both directions of an interface, and to tracepoints.
+pub(super) fn attach_empty(host: &Host, interface: &str, tracepoints: &[&str]) -> Result<Ebpf> {
     let object = std::env::var_os("TUPLEWATCH_FOREIGN_OBJECT").map_or_else(
         || {
             concat!(
@@ -130,15 +131,24 @@ fn attach_empty(host: &Host) -> Result<Ebpf> {
     );
     let bytes = std::fs::read(&object)
         .with_context(|| format!("{}: `cargo xtask build` makes it", object.display()))?;
-    host.in_ns(move || -> Result<Ebpf> {
+    let (interface, tracepoints) = (interface.to_owned(), tracepoints.to_vec());
+    host.in_ns(|| -> Result<Ebpf> {
         let mut ebpf = Ebpf::load(&bytes)?;
         let program: &mut SchedClassifier = ebpf
             .program_mut("empty")
             .context("the object has no program `empty`")?
             .try_into()?;
         program.load()?;
-        program.attach("eth0", TcAttachType::Ingress)?;
-        program.attach("eth0", TcAttachType::Egress)?;
+        program.attach(&interface, TcAttachType::Ingress)?;
+        program.attach(&interface, TcAttachType::Egress)?;
+        for name in tracepoints {
+            let program: &mut RawTracePoint = ebpf
+                .program_mut(name)
+                .with_context(|| format!("the object has no program `{name}`"))?
+                .try_into()?;
+            program.load()?;
+            program.attach("inet_sock_set_state")?;
+        }
         Ok(ebpf)
     })?
 }

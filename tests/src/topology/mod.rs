@@ -1,11 +1,13 @@
 //! Ready-made networks.
 
+mod holding;
 mod incident;
 mod pair;
 mod routed;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+pub use holding::{Holding, HoldingConfig};
 pub use incident::{Allocation, Incident, IncidentConfig, MiddleboxCounters};
 pub use pair::{Pair, PairConfig};
 pub use routed::{Routed, RoutedConfig};

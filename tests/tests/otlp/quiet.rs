@@ -34,11 +34,23 @@ fn sockets(pid: u32) -> Result<BTreeSet<u64>> {
     Ok(inodes)
 }
 
-/// The sockets of a process that are neither netlink nor a pair within the process: those that
-/// could reach anybody.
+/// The inode of what listens on 127.0.0.1:9464, where the agent's pages are: nobody on another host
+/// can reach it.
+fn pages(pid: u32) -> Result<BTreeSet<u64>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?;
+    let listeners = text.lines().skip(1).filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let is_it = words.get(1..4) == Some(&["0100007F:24F8", "00000000:0000", "0A"][..]);
+        words.get(9).filter(|_| is_it)?.parse().ok()
+    });
+    Ok(listeners.collect())
+}
+
+/// The sockets of a process that are neither netlink, nor a pair within the process, nor the listener
+/// of its pages on loopback: those that could reach anybody.
 pub fn outward_sockets(pid: u32) -> Result<Vec<u64>> {
     let before = sockets(pid)?;
-    let mut inward = BTreeSet::new();
+    let mut inward = pages(pid)?;
     for (table, column) in [("netlink", 9), ("unix", 6)] {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"))?;
         let inodes = text.lines().skip(1).filter_map(|line| {

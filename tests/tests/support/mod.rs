@@ -35,7 +35,7 @@ pub fn watch_all(host: &Host, args: &[&str]) -> Result<Agent> {
     ];
     all.extend(args);
     let agent = host.agent(AgentConfig::with_args(all))?;
-    let ready = agent.wait_ready(20 * SECOND)?;
+    let ready = agent.wait_ready(60 * SECOND)?;
     for hook in ready["hooks"].as_array().context("hooks")? {
         ensure!(hook["state"] == "ok", "{hook}");
     }
