@@ -54,13 +54,15 @@ pub const fn find(tags: &Tags, tag: u32) -> Option<u32> {
     }
 }
 
-/// A free place, if any. The search begins at another place for each `turn`: two CPUs that look at the
-/// same moment must not take the same one.
+/// A free place, if there are more than `spare` of them: those are kept for others.
+///
+/// The search begins at another place for each `turn`: two CPUs that look at the same moment must not
+/// take the same one.
 #[inline(always)]
 #[must_use]
-pub const fn free(tags: &Tags, turn: u32) -> Option<u32> {
+pub const fn free(tags: &Tags, turn: u32, spare: u32) -> Option<u32> {
     let found = holding(tags, 0);
-    if found == 0 {
+    if ones(found) <= spare {
         return None;
     }
     let turn = turn.wrapping_mul(5) & (WAYS - 1);
@@ -72,11 +74,16 @@ pub const fn free(tags: &Tags, turn: u32) -> Option<u32> {
 #[inline(always)]
 const fn lowest(bits: u32) -> u32 {
     // The bits below it, counted.
-    let mut n = (bits & bits.wrapping_neg()).wrapping_sub(1);
+    ones((bits & bits.wrapping_neg()).wrapping_sub(1)) & (WAYS - 1)
+}
+
+/// How many bits of a number below 2^16 are set; eBPF has no instruction for it.
+#[inline(always)]
+const fn ones(mut n: u32) -> u32 {
     n -= n >> 1 & 0x5555;
     n = (n & 0x3333) + (n >> 2 & 0x3333);
     n = (n + (n >> 4)) & 0x0f0f;
-    (n + (n >> 8)) & 0xf
+    (n + (n >> 8)) & 0x1f
 }
 
 #[cfg(test)]
@@ -99,6 +106,7 @@ mod tests {
     fn the_lowest_bit_of_every_number() {
         for bits in 1u32..1 << 16 {
             assert_eq!(lowest(bits), bits.trailing_zeros(), "{bits:#x}");
+            assert_eq!(ones(bits), bits.count_ones(), "{bits:#x}");
         }
     }
 
@@ -111,6 +119,7 @@ mod tests {
             ], WAYS as usize),
             wanted in prop_oneof![any::<u64>(), (0u64..8).prop_map(|n| n << 32)],
             turn: u32,
+            spare in 0..WAYS,
         ) {
             let plain: Vec<u32> = hashes.iter().map(|h| h.map_or(0, tag)).collect();
             let set = tags(&plain);
@@ -119,9 +128,10 @@ mod tests {
                 Some(way) => prop_assert_eq!(plain[way as usize], wanted),
                 None => prop_assert!(!plain.contains(&wanted)),
             }
-            match free(&set, turn) {
-                Some(way) => prop_assert_eq!(plain[way as usize], 0),
-                None => prop_assert!(!plain.contains(&0)),
+            let room = plain.iter().filter(|t| **t == 0).count() > spare as usize;
+            match free(&set, turn, spare) {
+                Some(way) => prop_assert!(room && plain[way as usize] == 0),
+                None => prop_assert!(!room),
             }
         }
     }
@@ -129,7 +139,7 @@ mod tests {
     #[test]
     fn neighbours_take_different_places() {
         let empty = tags(&[]);
-        let places: Vec<_> = (0..WAYS).map(|cpu| free(&empty, cpu).unwrap()).collect();
+        let places: Vec<_> = (0..WAYS).map(|cpu| free(&empty, cpu, 0).unwrap()).collect();
         let distinct: std::collections::BTreeSet<_> = places.iter().collect();
         assert_eq!(distinct.len(), WAYS as usize);
     }

@@ -49,7 +49,7 @@ pub fn add(socket: &OpenSocket) {
     if let Some(tags) = tags(set) {
         // A socket that connects again after a failure that nobody reported.
         let known = ways::find(tags, ways::tag(hash));
-        if let Some(way) = known.or_else(|| ways::free(tags))
+        if let Some(way) = known.or_else(|| ways::free(tags, 0))
             && let Some(place) = OPEN_SOCKETS.get_ptr_mut(set * WAYS + way)
         {
             // SAFETY: as above; nobody else takes this place (see `ways::free`).

@@ -5,7 +5,7 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use aya_ebpf::bindings::BPF_NOEXIST;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
-    handshake::{Handshake, Pending},
+    handshake::{Handshake, Pending, STRANGER},
     memory::Set,
     observe::Tables,
     record::{Event, Global, PortSpace, SpaceRef, SpaceSlot},
@@ -44,7 +44,12 @@ impl Tables for Maps {
         if let Some(tags) = HANDSHAKE_TAGS.get_ptr_mut(set) {
             // SAFETY: array values are valid as long as the program.
             let tags = unsafe { &mut *tags };
-            if let Some(way) = ways::free(tags)
+            let spare = if handshake.flags & STRANGER != 0 {
+                KEPT
+            } else {
+                0
+            };
+            if let Some(way) = ways::free(tags, spare)
                 && let Some(pending) = HANDSHAKES.get_ptr_mut(set * WAYS + way)
             {
                 // SAFETY: as above; nobody else takes this place (see `ways::free`).
@@ -160,6 +165,10 @@ impl Tables for Maps {
         count(what);
     }
 }
+
+/// Places of each set that are kept for opens of known port spaces: a flood fills the sets unevenly, and
+/// a limit for the whole table would leave none in many of them.
+const KEPT: u32 = 4;
 
 #[inline(always)]
 fn handshake_set(hash: u64) -> u32 {

@@ -6,11 +6,11 @@ use tuplewatch_common::ways;
 
 pub use tuplewatch_common::ways::{Tags, WAYS, find, tag};
 
-/// A free place, if any; see [`ways::free`].
+/// A free place, if there are more than `spare`; see [`ways::free`].
 #[inline(always)]
-pub fn free(tags: &Tags) -> Option<u32> {
+pub fn free(tags: &Tags, spare: u32) -> Option<u32> {
     // SAFETY: a helper without arguments.
-    ways::free(tags, unsafe { bpf_get_smp_processor_id() })
+    ways::free(tags, unsafe { bpf_get_smp_processor_id() }, spare)
 }
 
 /// Writes a tag, and nothing but it: its neighbour in the same number may be written by another CPU.

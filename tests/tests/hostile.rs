@@ -58,7 +58,7 @@ fn a_flood_of_syns() -> Result<()> {
     assert!(grown < 8 * 1024, "{grown} KiB more");
     // What the flood left is given up: half a minute at the latest.
     let held = Held::by(agent.pid())?;
-    let pending = || held.entries("HANDSHAKES");
+    let pending = || held.taken("HANDSHAKE_TAGS");
     println!("{} handshakes wait", pending()?);
     assert!(
         wait_for(60 * SECOND, || pending().is_ok_and(|n| n == 0)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
-use aya::maps::MapInfo;
+use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_links, loaded_programs};
 use tuplewatch_tests::prelude::*;
 
@@ -66,65 +66,21 @@ impl Held {
         self.left().is_ok_and(|left| left == Self::default())
     }
 
-    /// How many entries a hash map of the process has.
-    pub fn entries(&self, map: &str) -> Result<usize> {
-        let info = self
+    /// How many places of a set-associative table of the process are taken, by its array of tags.
+    pub fn taken(&self, tags: &str) -> Result<usize> {
+        let id = self
             .maps
             .iter()
-            .filter_map(|id| MapInfo::from_id(*id).ok())
-            .find(|info| info.name_as_str() == Some(map))
-            .with_context(|| format!("no map {map}"))?;
-        count(&info)
-    }
-}
-
-/// `BPF_MAP_GET_NEXT_KEY` (include/uapi/linux/bpf.h) and its argument.
-const GET_NEXT_KEY: libc::c_long = 4;
-
-#[repr(C)]
-struct NextKey {
-    map: u32,
-    pad: u32,
-    key: u64,
-    next: u64,
-}
-
-/// Walks the keys of a map, whatever they mean.
-fn count(info: &MapInfo) -> Result<usize> {
-    use std::os::fd::{AsFd as _, AsRawFd as _};
-    let map = info.fd().context("opening the map")?;
-    let mut key: Option<Vec<u8>> = None;
-    let mut entries = 0;
-    // Entries that vanish under the walk make it start over.
-    while entries <= info.max_entries() as usize {
-        let mut next = vec![0u8; info.key_size() as usize];
-        let argument = NextKey {
-            map: map.as_fd().as_raw_fd().cast_unsigned(),
-            pad: 0,
-            key: key.as_ref().map_or(0, |key| key.as_ptr().addr() as u64),
-            next: next.as_mut_ptr().addr() as u64,
-        };
-        // SAFETY: both keys have the size that the kernel reads and writes, and live until the call
-        // returns; the argument is as the kernel defines it.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_bpf,
-                GET_NEXT_KEY,
-                &raw const argument,
-                size_of::<NextKey>(),
-            )
-        };
-        if result != 0 {
-            let error = std::io::Error::last_os_error();
-            return match error.raw_os_error() {
-                Some(libc::ENOENT) => Ok(entries),
-                _ => Err(error).context("walking the map"),
-            };
+            .find(|id| MapInfo::from_id(**id).is_ok_and(|info| info.name_as_str() == Some(tags)))
+            .with_context(|| format!("no map {tags}"))?;
+        let map = Map::Array(MapData::from_id(*id)?);
+        let sets: Array<_, [u32; 16]> = Array::try_from(map)?;
+        let mut taken = 0;
+        for set in sets.iter() {
+            taken += set?.iter().filter(|tag| **tag != 0).count();
         }
-        entries += 1;
-        key = Some(next);
+        Ok(taken)
     }
-    Ok(entries)
 }
 
 /// Names of the programs on one side of an interface, first to last.

@@ -287,9 +287,9 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         clock::ticks_per_second(),
         u32::from(!options.netns.is_empty()),
     );
-    // The rest of the table is for those whose port space is known.
     let log_level = diagnostics::level(options.kernel_log);
-    let strangers = plan.handshakes / 8 * 7;
+    // The rest of the table is for those whose port space is known.
+    let strangers = plan.handshakes / 4 * 3;
     let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
     let mut loader = EbpfLoader::new();
     loader
