@@ -99,10 +99,11 @@ fn stray_ports_do_not_widen_the_pool() -> Result<()> {
         .server
         .serve(&ServeConfig::new(incident.service()))?;
     let agent = watch(&incident.server, &[])?;
-    // Connections of the NAT's own, whose port is not translated.
-    incident
-        .nat
-        .nft("insert rule ip nat leaving tcp sport 51234-51236 accept")?;
+    // Connections of the NAT's own, whose port is not translated. (A client may have such a port too.)
+    let own = incident.nat_address();
+    incident.nat.nft(&format!(
+        "insert rule ip nat leaving ip saddr {own} tcp sport 51234-51236 accept"
+    ))?;
     let stray = |port| -> Result<()> {
         let load = LoadConfig {
             count: Some(1),
