@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::{
     HookStatus, Verdict,
+    hooks::load_classifier,
     load::{CLASSIFIERS, Kernel, chain, find, map_mut},
 };
 use crate::kernel_facts::interfaces::{self, Choice, Interface, LinkHeader, Snapshot};
@@ -245,7 +246,7 @@ fn attach(
     program: &'static str,
     side: TcAttachType,
 ) -> Result<(SchedClassifierLinkId, bool), String> {
-    let classifier: &mut SchedClassifier = find(ebpf, program).map_err(|e| chain(&e))?;
+    let classifier = load_classifier(ebpf, program).map_err(|e| chain(&e))?;
     // By trying, not by version: distributions backport.
     let tcx = classifier.attach_with_options(
         interface,
