@@ -344,3 +344,30 @@ pub(crate) fn view() -> View {
     ledger.export(&mut view);
     view
 }
+
+/// Every path of `value`: `a`, `a.b`, `a[].b`.
+pub(crate) fn paths(
+    value: &serde_json::Value,
+    path: &str,
+    into: &mut std::collections::BTreeSet<String>,
+) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, value) in map {
+                let path = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
+                into.insert(path.clone());
+                paths(value, &path, into);
+            }
+        }
+        serde_json::Value::Array(list) => {
+            for value in list {
+                paths(value, &format!("{path}[]"), into);
+            }
+        }
+        _ => {}
+    }
+}

@@ -155,6 +155,34 @@ struct TimeWait {
     ages: [u32; tuplewatch_common::record::TIME_WAIT_AGES],
 }
 
+/// Writes one line: `line` with the version of the schema and its time.
+///
+/// # Errors
+/// The output cannot be written to.
+pub(crate) fn write_line(
+    out: &mut impl Write,
+    clock: &WallClock,
+    at: Moment,
+    line: &impl Serialize,
+) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Stamped<'a, T> {
+        schema: u32,
+        time: String,
+        #[serde(flatten)]
+        line: &'a T,
+    }
+    let stamped = Stamped {
+        schema: SCHEMA,
+        time: clock.rfc3339(at),
+        line,
+    };
+    let mut bytes = serde_json::to_vec(&stamped)?;
+    bytes.push(b'\n');
+    out.write_all(&bytes)?;
+    out.flush()
+}
+
 impl<W: Write> Json<W> {
     /// Writes to `out`, one `write` per line. `clock` gives the time of day.
     pub const fn new(out: W, clock: WallClock) -> Self {
@@ -166,22 +194,7 @@ impl<W: Write> Json<W> {
     }
 
     fn write(&mut self, at: Moment, line: &Line) -> io::Result<()> {
-        #[derive(Serialize)]
-        struct Stamped<'a> {
-            schema: u32,
-            time: String,
-            #[serde(flatten)]
-            line: &'a Line<'a>,
-        }
-        let stamped = Stamped {
-            schema: SCHEMA,
-            time: self.clock.rfc3339(at),
-            line,
-        };
-        let mut bytes = serde_json::to_vec(&stamped)?;
-        bytes.push(b'\n');
-        self.out.write_all(&bytes)?;
-        self.out.flush()
+        write_line(&mut self.out, &self.clock, at, line)
     }
 
     fn body<'a>(&self, finding: &'a Finding) -> Body<'a> {

@@ -285,29 +285,6 @@ async fn status(overview: Overview) -> Value {
     serde_json::from_str(&page(overview).await).unwrap()
 }
 
-/// Every path of `value`: `a`, `a.b`, `a[].b`.
-fn paths(value: &Value, path: &str, into: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                let path = if path.is_empty() {
-                    key.clone()
-                } else {
-                    format!("{path}.{key}")
-                };
-                into.insert(path.clone());
-                paths(value, &path, into);
-            }
-        }
-        Value::Array(list) => {
-            for value in list {
-                paths(value, &format!("{path}[]"), into);
-            }
-        }
-        _ => {}
-    }
-}
-
 /// First column of the tables in a section of a document.
 fn documented(document: &str, section: &str) -> BTreeSet<String> {
     let mut sections = document.split("\n## ");
@@ -327,7 +304,7 @@ async fn documentation_and_page_name_the_same_fields() {
         until: Some(fixture::NOW),
     });
     let mut written = BTreeSet::new();
-    paths(&status(overview).await, "", &mut written);
+    fixture::paths(&status(overview).await, "", &mut written);
     // What has the shape of a JSON line, or of a part of one, is described there.
     for (ours, section, theirs) in [
         ("alerts[].", "alert", ""),

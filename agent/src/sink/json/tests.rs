@@ -89,29 +89,6 @@ fn alert() -> Alert {
     alert
 }
 
-/// Every path of `value`: `a`, `a.b`, `a[].b`.
-fn paths(value: &Value, path: &str, into: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                let path = if path.is_empty() {
-                    key.clone()
-                } else {
-                    format!("{path}.{key}")
-                };
-                into.insert(path.clone());
-                paths(value, &path, into);
-            }
-        }
-        Value::Array(list) => {
-            for value in list {
-                paths(value, &format!("{path}[]"), into);
-            }
-        }
-        _ => {}
-    }
-}
-
 /// First column of the tables below the heading of a line type.
 fn documented(kind: &str) -> BTreeSet<String> {
     let section = DOC
@@ -134,7 +111,7 @@ fn documentation_and_code_name_the_same_fields() {
     for line in &lines {
         let kind = line["type"].as_str().unwrap();
         let mut written = BTreeSet::new();
-        paths(line, "", &mut written);
+        fixture::paths(line, "", &mut written);
         for common in ["schema", "type", "time"] {
             assert!(written.remove(common), "{kind} has no {common}");
         }

@@ -24,7 +24,8 @@ const SWEEP_BATCH: usize = 64;
 /// How long a handshake with SYN-ACK may wait for its last ACK: Linux gives up after 63 s
 /// (`tcp_synack_retries` = 5), but then nobody is there any more; late ones are rare beyond 30 s.
 const PATIENCE_NS: u64 = 30_000_000_000;
-/// … when the table is more than three quarters full: a flood must not keep honest opens out.
+/// … when the table is more than half full: a flood must not keep honest opens out, and it gets three
+/// quarters at most.
 const PATIENCE_FULL_NS: u64 = 3_000_000_000;
 
 impl Kernel {
@@ -55,30 +56,26 @@ impl Kernel {
     /// Gives up opens that stay without outcome.
     fn sweep(&mut self) -> anyhow::Result<()> {
         let now = clock::monotonic_ns();
-        let (mut pending, mut expired) = (0, Vec::new());
-        let look = |patience, expired: &mut Vec<u64>| {
-            let mut pending = 0;
-            for index in 0..self.pending.len() {
-                let place = self.pending.at(index);
-                // SAFETY: a valid place; a place that is free has 0 here.
-                if unsafe { addr_of!((*place).handshake.hash).read_volatile() } == 0 {
-                    continue;
-                }
-                pending += 1;
-                let h = self.pending.get(index).handshake;
-                if is_expired(&h, now, patience) {
-                    expired.push(h.hash);
-                }
+        let (mut pending, mut due) = (0, Vec::new());
+        for index in 0..self.pending.len() {
+            let place = self.pending.at(index);
+            // SAFETY: a valid place; a place that is free has 0 here.
+            if unsafe { addr_of!((*place).handshake.hash).read_volatile() } == 0 {
+                continue;
             }
-            pending
-        };
-        let mut patience = PATIENCE_NS;
-        pending += look(patience, &mut expired);
-        if pending > self.pending.len() / 4 * 3 {
-            patience = PATIENCE_FULL_NS;
-            expired.clear();
-            look(patience, &mut expired);
+            pending += 1;
+            let handshake = self.pending.get(index).handshake;
+            if is_expired(&handshake, now, PATIENCE_FULL_NS) {
+                due.push(handshake);
+            }
         }
+        let patience = if pending > self.pending.len() / 2 {
+            PATIENCE_FULL_NS
+        } else {
+            PATIENCE_NS
+        };
+        due.retain(|handshake| is_expired(handshake, now, patience));
+        let expired: Vec<u64> = due.iter().map(|handshake| handshake.hash).collect();
         for batch in expired.chunks(SWEEP_BATCH) {
             let mut map: Array<_, u64> = map_mut(&mut self.ebpf, "SWEEP")?.try_into()?;
             for (i, hash) in (0..).zip(batch) {

@@ -12,7 +12,7 @@ use crate::{
     core::{observation::ip, report::Change, time::Moment},
     sink::{
         Ready, Sink as _, WallClock,
-        json::{Json as JsonLines, SCHEMA},
+        json::{Json as JsonLines, write_line},
     },
     source::capture::{
         evidence::Exhibit,
@@ -102,22 +102,7 @@ impl<W: Write> Json<W> {
     }
 
     fn write(&mut self, at: Moment, line: &Line<'_>) -> io::Result<()> {
-        #[derive(Serialize)]
-        struct Stamped<'a> {
-            schema: u32,
-            time: String,
-            #[serde(flatten)]
-            line: &'a Line<'a>,
-        }
-        let stamped = Stamped {
-            schema: SCHEMA,
-            time: self.clock.rfc3339(at),
-            line,
-        };
-        let mut bytes = serde_json::to_vec(&stamped)?;
-        bytes.push(b'\n');
-        self.out.write_all(&bytes)?;
-        self.out.flush()
+        write_line(&mut self.out, &self.clock, at, line)
     }
 
     fn exhibit(&mut self, found: &Found, exhibit: &Exhibit, names: &[String]) -> io::Result<()> {
