@@ -3,6 +3,7 @@
 //! Each command is one file. They share [`paths`] (where things lie), [`step`] (starting other programs and saying what
 //! happens) and [`toolchain`] (which compiler makes the eBPF objects).
 
+mod again;
 mod bench;
 mod bpf_linker;
 mod build;

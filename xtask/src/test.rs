@@ -8,6 +8,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
+    again::Failed,
     as_root, build, is_root,
     outcome::Tests,
     paths::Paths,
@@ -146,6 +147,8 @@ impl Step {
 struct Report {
     name: &'static str,
     tests: Tests,
+    /// Tests that failed and passed when they were run again.
+    again: Vec<String>,
     elapsed: Duration,
     /// Why it failed. `None` if it passed.
     failure: Option<String>,
@@ -200,11 +203,8 @@ fn run(paths: &Paths, step: Step, filter: Option<&str>) -> Report {
     let name = step.name();
     let mut cargo = step.cargo(paths, filter.filter(|_| step.has_tests()));
     let mut tests = Tests::default();
-    let typed: Vec<_> = cargo
-        .get_args()
-        .map(|argument| argument.to_string_lossy())
-        .collect();
-    say!("\n{name}: cargo {}", typed.join(" "));
+    let mut failed = Failed::default();
+    say!("\n{name}: {}", typed(&cargo));
     let failure = if step == Step::E2e && !is_root() {
         Some(format!(
             "needs root, for eBPF programs and network namespaces; remedy: type {}",
@@ -215,6 +215,7 @@ fn run(paths: &Paths, step: Step, filter: Option<&str>) -> Report {
             if let Some(more) = Tests::parse(line) {
                 tests += more;
             }
+            failed.read(line);
         });
         match ended {
             Err(error) => Some(format!("{error:#}")),
@@ -226,18 +227,51 @@ fn run(paths: &Paths, step: Step, filter: Option<&str>) -> Report {
             Ok(_) => None,
         }
     };
-    let report = Report {
+    let mut report = Report {
         name,
         tests,
+        again: Vec::new(),
         elapsed: start.elapsed(),
         failure,
     };
+    if step == Step::E2e && report.failure.is_some() {
+        run_again(paths, &failed, &mut report);
+        report.elapsed = start.elapsed();
+    }
     say!(
         "{name}: {} in {}",
         report.failure.as_deref().unwrap_or("passed"),
         Elapsed(report.elapsed)
     );
     report
+}
+
+/// Runs a few tests that failed again, alone. Those that pass then count as passed, and are named.
+fn run_again(paths: &Paths, failed: &Failed, report: &mut Report) {
+    let log = paths.log("e2e-again");
+    let mut passed = 0;
+    for mut cargo in failed.commands(|| paths.lab_cargo()) {
+        say!("\n{}, again: {}", report.name, typed(&cargo));
+        let ended = step::watched(&log, &mut cargo, |line| {
+            passed += Tests::parse(line).map_or(0, |tests| tests.passed);
+        });
+        if !ended.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+    // A binary that could not be built or that crashed has no test that could pass again.
+    if passed > 0 && passed == report.tests.failed && passed == failed.tests.len() as u64 {
+        report.tests.passed += passed;
+        report.tests.failed = 0;
+        report.again.clone_from(&failed.tests);
+        report.failure = None;
+    }
+}
+
+/// A command as one types it.
+fn typed(cargo: &Command) -> String {
+    let arguments: Vec<_> = cargo.get_args().map(|a| a.to_string_lossy()).collect();
+    format!("cargo {}", arguments.join(" "))
 }
 
 /// Prints the table and the closing line, which has the form that CI systems read, and returns whether all passed.
@@ -254,6 +288,13 @@ fn conclude(reports: &[Report]) -> bool {
         .collect();
     if !failed.is_empty() {
         println!("failed: {}", failed.join(", "));
+    }
+    for report in reports.iter().filter(|report| !report.again.is_empty()) {
+        println!(
+            "{}: failed, and passed when run again alone: {}",
+            report.name,
+            report.again.join(", ")
+        );
     }
     println!("{}", closing_line(sum));
     failed.is_empty()
@@ -328,6 +369,7 @@ mod tests {
             Report {
                 name: "fmt",
                 tests: Tests::default(),
+                again: Vec::new(),
                 elapsed: Duration::from_secs(1),
                 failure: None,
             },
@@ -338,6 +380,7 @@ mod tests {
                     failed: 1,
                     ignored: 0,
                 },
+                again: Vec::new(),
                 elapsed: Duration::from_secs(61),
                 failure: Some("exit status: 101".into()),
             },

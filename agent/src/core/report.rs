@@ -155,6 +155,11 @@ pub struct Totals {
     pub resets_sent: u64,
     #[allow(missing_docs, reason = "see the first field")]
     pub data_retransmits: u64,
+    /// Handshakes that took so long that a SYN or its answer must have been sent again (the first
+    /// time-out is 1 s, RFC 6298 section 2.1), or nearly: the histogram of their durations has a bound
+    /// at 0.524 s. It is shown as that histogram.
+    #[serde(skip)]
+    pub late: u64,
 }
 
 /// The state of everything, for the summary and the exporters.

@@ -1,44 +1,53 @@
 //! Arithmetic of totals.
 
-use tuplewatch_common::record::PortSpace;
+use tuplewatch_common::{
+    histogram::{HANDSHAKE_UNIT_NS, bucket},
+    record::PortSpace,
+};
 
 use super::report::Totals;
 
 macro_rules! totals {
-    ($($field:ident),* $(,)?) => {
+    ($($field:ident),*; $($more:ident from $of:ident),*) => {
         impl From<&PortSpace> for Totals {
             fn from(raw: &PortSpace) -> Self {
-                Self { $($field: raw.$field),* }
+                Self { $($field: raw.$field,)* $($more: $of(raw),)* }
             }
         }
 
         impl Totals {
             /// How many there are.
-            pub const COUNT: usize = [$(stringify!($field)),*].len();
+            pub const COUNT: usize = [$(stringify!($field),)* $(stringify!($more),)*].len();
 
             /// What was counted since `earlier`.
             #[must_use]
             pub fn minus(&self, earlier: &Self) -> Self {
-                Self { $($field: self.$field.saturating_sub(earlier.$field)),* }
+                Self {
+                    $($field: self.$field.saturating_sub(earlier.$field),)*
+                    $($more: self.$more.saturating_sub(earlier.$more),)*
+                }
             }
 
             /// Both together.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
-                Self { $($field: self.$field + other.$field),* }
+                Self {
+                    $($field: self.$field + other.$field,)*
+                    $($more: self.$more + other.$more,)*
+                }
             }
 
             /// All of them, in order.
             #[must_use]
             pub const fn words(&self) -> [u64; Self::COUNT] {
-                [$(self.$field),*]
+                [$(self.$field,)* $(self.$more,)*]
             }
 
             /// Those that [`Totals::words`] gave.
             #[must_use]
             pub const fn from_words(words: &[u64; Self::COUNT]) -> Self {
-                let [$($field),*] = *words;
-                Self { $($field),* }
+                let [$($field,)* $($more,)*] = *words;
+                Self { $($field,)* $($more,)* }
             }
         }
     };
@@ -67,5 +76,13 @@ totals!(
     reuse_accepted,
     resets_received,
     resets_sent,
-    data_retransmits,
+    data_retransmits;
+    late from late
 );
+
+/// The first bucket of the histogram of handshake durations that [`Totals::late`] counts.
+const LATE: usize = bucket(600_000_000, HANDSHAKE_UNIT_NS);
+
+fn late(raw: &PortSpace) -> u64 {
+    raw.handshake_duration[LATE..].iter().sum()
+}

@@ -244,6 +244,7 @@ pub(crate) fn totals() -> Totals {
         resets_received: 13,
         resets_sent: 14,
         data_retransmits: 15,
+        late: 0,
     }
 }
 

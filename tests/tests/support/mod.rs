@@ -135,6 +135,18 @@ pub fn total(space: &Value, name: &str) -> u64 {
     number(&space["totals"], name)
 }
 
+/// Fails unless a total of a port space at the point `socket` is what was counted elsewhere, or a little
+/// less. Tracepoints tell it, and the kernel of a test machine was seen to skip one in a hundred of those
+/// that time-outs and packets bring about (docs/decisions.md); packet hooks are not skipped.
+pub fn nearly(space: &Value, name: &str, counted: u64) -> Result<()> {
+    let total = total(space, name);
+    ensure!(
+        total <= counted && total + (counted / 50).max(2) >= counted,
+        "{name}: {total} of {counted}: {space}"
+    );
+    Ok(())
+}
+
 /// Fails if the agent has told of any alert, in whatever state, or does not run any more.
 pub fn no_alert(agent: &Agent) -> Result<()> {
     let alerts = agent.alerts()?;

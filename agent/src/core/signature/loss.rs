@@ -155,7 +155,8 @@ impl Loss {
 }
 
 /// Opens without answer. One that waits still has no outcome: at the initiator, which may wait for
-/// minutes, it counts when SYNs were sent again meanwhile.
+/// minutes, it counts when SYNs were sent again meanwhile, and not for those opens that were late but
+/// got through: where one packet in twenty is lost, somebody waits at any time, and not in vain.
 ///
 /// `w` must count opens and outcomes since the same moment, as [`within`] does and a whole window does
 /// not: its opens go back further than the first symptom, and its outcomes do not.
@@ -167,7 +168,7 @@ fn lost(view: &View<'_>, w: &Totals) -> u64 {
     let waiting = w.opens.saturating_sub(
         w.established + w.refused + w.failed + w.half_open + w.no_local_port + settled,
     );
-    settled + waiting.min(w.syn_retransmits)
+    settled + waiting.min(w.syn_retransmits.saturating_sub(w.late))
 }
 
 /// Opens without answer and SYNs sent again within the last `time`.

@@ -254,6 +254,31 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_the_second_try_is_not_lost() {
+        let mut host = Script::new();
+        // 80 opens per second; six of them wait for the second that passes before a SYN goes again.
+        host.run(20, |h, second| {
+            h.served(opens_to(10), 74);
+            let space = h.space(opens_to(10));
+            space.opens += 6;
+            if second > 0 {
+                space.syn_retransmits += 6;
+                space.established += 6;
+                space.handshake_duration[13] += 6;
+            }
+        });
+        assert_eq!(host.verdicts(), []);
+        // Those whose second try fails too are.
+        host.run(4, |h, _| {
+            h.served(opens_to(10), 74);
+            let space = h.space(opens_to(10));
+            space.opens += 40;
+            space.syn_retransmits += 40;
+        });
+        assert_eq!(host.verdicts(), [Verdict::UnknownConnectLoss]);
+    }
+
+    #[test]
     fn a_lost_packet_now_and_then_is_not_told() {
         let mut host = Script::new();
         host.run(120, |h, second| {

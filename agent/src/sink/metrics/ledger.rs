@@ -31,7 +31,7 @@ pub(crate) const MAX_EXPORTED: usize = 256;
 const REMEMBERED: usize = 1024;
 
 /// Number of counters in [`Totals`].
-const COUNTERS: usize = 23;
+const COUNTERS: usize = Totals::COUNT;
 
 type Counters = [u64; COUNTERS];
 type Histograms = [[u64; BUCKETS]; Which::COUNT];
@@ -244,7 +244,7 @@ as_array! {
     opens established refused syn_timeouts abandoned half_open no_local_port failed syn_retransmits
     bare_acks bare_acks_closed bare_acks_open bare_acks_half_open bare_acks_unknown duplicate_syns
     no_listener rsts_after_bare_ack healed unhealed reuse_accepted resets_received resets_sent
-    data_retransmits
+    data_retransmits late
 }
 
 #[cfg(test)]
