@@ -226,7 +226,7 @@ impl InMemory {
                 ports.push((key, new));
             }
         }
-        if self.spaces.len() > self.limits.spaces / 8 * 7 {
+        if self.spaces.len() > self.limits.spaces * 7 / 8 {
             self.forget_quiet();
         }
         (spaces, ports)
@@ -243,7 +243,7 @@ impl InMemory {
             .map(|(key, slot)| (slot.last_look, *key))
             .collect();
         quiet.sort_unstable();
-        let excess = self.spaces.len() - self.limits.spaces / 4 * 3;
+        let excess = self.spaces.len() - self.limits.spaces * 3 / 4;
         for (_, key) in quiet.into_iter().take(excess) {
             if let Some(space) = self.spaces.remove(&key) {
                 let slot = &mut self.slots[space.index() as usize];
@@ -393,6 +393,26 @@ mod tests {
         PortSpaceKey {
             responder_port: n,
             ..PortSpaceKey::default()
+        }
+    }
+
+    #[test]
+    fn room_is_made_in_a_table_of_any_size() {
+        for spaces in 1..=9u16 {
+            let mut tables = InMemory::new(Limits {
+                spaces: spaces.into(),
+                ..Limits::default()
+            });
+            for n in 0..2 * spaces {
+                with(&mut tables, &key(n), true, |p| p.opens += 1);
+                for _ in 0..=QUIET_LOOKS + 1 {
+                    tables.look();
+                }
+            }
+            let known = tables.port_spaces().len();
+            assert!(known <= usize::from(spaces), "{known} of {spaces}");
+            // Those that came last are there, unless there was no place that could be given up.
+            assert!(known >= usize::from(spaces) / 2, "{known} of {spaces}");
         }
     }
 

@@ -132,7 +132,7 @@ impl Kernel {
             by_age.sort_unstable_by_key(|(last, _)| *last);
             let excess = by_age.len() - room / 2;
             // Nearly full: the oldest go, idle or not.
-            let full = by_age.len() > room / 8 * 7;
+            let full = by_age.len() > room * 7 / 8;
             gone.extend(
                 by_age
                     .into_iter()

@@ -162,9 +162,9 @@ impl Spaces {
             changed.spaces.push((slot.key, slot.counters));
         }
         let room = self.slots.len() - 1;
-        if known > room / 8 * 7 {
+        if known > room * 7 / 8 {
             quiet.sort_unstable_by(|a, b| b.cmp(a));
-            let excess = (known - room / 4 * 3) as usize;
+            let excess = (known - room * 3 / 4) as usize;
             if quiet.is_empty() {
                 warn!("{known} of {room} port spaces are in use and none is quiet");
             }
@@ -222,7 +222,7 @@ impl Spaces {
     fn ration(&mut self, ebpf: &mut Ebpf, idle: &[u32]) -> anyhow::Result<()> {
         let room = self.bitmaps.len() / 2 - 1;
         let from = self.bitmap_from.max(BITMAP_FROM);
-        if self.bitmaps_taken > room / 4 * 3 {
+        if self.bitmaps_taken > room * 3 / 4 {
             for index in idle {
                 let slot = self.slots.at(*index);
                 // SAFETY: a valid place; the kernel side sets this field only where it is 0.
