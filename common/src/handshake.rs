@@ -47,8 +47,8 @@ pub struct Handshake {
     pub pad: [u8; 7],
 }
 
-/// A place in the table of connections being opened.
-#[repr(C)]
+/// A place in the table of connections being opened; the state fills one cache line.
+#[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// The connection's state.

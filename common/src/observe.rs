@@ -53,6 +53,8 @@ pub trait Tables {
     fn memory(&mut self, hash: u64) -> Option<&mut Set>;
     /// The slot of a SYN that may move to another port; the numbers after `hash` are other slots.
     fn moved(&mut self, hash: u64) -> Option<&mut u64>;
+    /// When a SYN that may move was noted last.
+    fn moved_at(&mut self) -> Option<&mut u64>;
     /// How many pending connections are [`STRANGER`](crate::handshake::STRANGER)s, and how many may be:
     /// the rest of the table is kept for port spaces that are known. `None` where there is no such
     /// limit.

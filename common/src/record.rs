@@ -7,16 +7,28 @@ use crate::{
 
 /// Counters of one port space at one observation point and role.
 ///
-/// They only count up.
-#[repr(C)]
+/// They only count up. What every connection changes stands together: each cache line that several CPUs
+/// write costs them more than the counting itself.
+#[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSpace {
     /// Opens: distinct SYNs (wire) or CLOSE→SYN_SENT (socket).
     pub opens: u64,
     /// Handshakes completed.
     pub established: u64,
+    /// Connections that left ESTABLISHED, for the mean lifetime (socket only).
+    pub closed: u64,
+    /// Sum of their lifetimes in milliseconds.
+    pub lifetime_ms: u64,
+    /// How many of [`PortSpace::first_ports`] are filled; above [`FIRST_PORTS`] there is a bitmap.
+    pub ports_noted: u64,
+    /// Opens of sockets that were bound to a port before connect() (socket only): they draw on one
+    /// pool per source address.
+    pub bound_opens: u64,
     /// Opens answered by RST.
     pub refused: u64,
+    /// SYNs sent again, recognised by their ISN, also when a NAT moves them to another port.
+    pub syn_retransmits: u64,
     /// Opens that got no answer although the SYN was sent again.
     pub syn_timeouts: u64,
     /// Opens given up by the application before any answer or before the first retransmission.
@@ -25,13 +37,8 @@ pub struct PortSpace {
     pub half_open: u64,
     /// connect() that found no source port (socket only).
     pub no_local_port: u64,
-    /// Opens of sockets that were bound to a port before connect() (socket only): they draw on one
-    /// pool per source address.
-    pub bound_opens: u64,
     /// Opens that ended with another error, such as no route to the host (socket only).
     pub failed: u64,
-    /// SYNs sent again, recognised by their ISN, also when a NAT moves them to another port.
-    pub syn_retransmits: u64,
     /// Bare ACKs that answered a SYN: the sum of the four that follow.
     pub bare_acks: u64,
     /// … where the former connection on the four-tuple was closed within the hold.
@@ -60,14 +67,8 @@ pub struct PortSpace {
     pub resets_sent: u64,
     /// Segments of established connections sent again (socket only).
     pub data_retransmits: u64,
-    /// Connections that left ESTABLISHED, for the mean lifetime (socket only).
-    pub closed: u64,
-    /// Sum of their lifetimes in milliseconds.
-    pub lifetime_ms: u64,
     /// The first completed handshakes' source ports, until the port space has its own bitmap.
     pub first_ports: [u16; FIRST_PORTS],
-    /// How many of [`PortSpace::first_ports`] are filled; above [`FIRST_PORTS`] there is a bitmap.
-    pub ports_noted: u64,
     /// Time from the end of the former connection on a four-tuple to the SYN, in units of
     /// [`crate::histogram::REUSE_UNIT_NS`].
     pub reuse_interval: Histogram,
@@ -120,7 +121,7 @@ impl SpaceRef {
     }
 }
 
-/// One place in the table of port spaces.
+/// One place in the table of port spaces. What only says whose it is has a cache line of its own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceSlot {
@@ -412,12 +413,15 @@ mod tests {
         assert_eq!(size_of::<FourTuple>(), 16 + 16 + 2 + 2 + 4);
         assert_eq!(size_of::<PortSpaceKey>(), 16 + 16 + 2 + 1 + 1 + 4);
         assert_eq!(size_of::<Handshake>(), 64);
-        assert_eq!(size_of::<Pending>(), 64 + 40);
-        assert_eq!(size_of::<PortSpace>(), 27 * 8 + 32 + 3 * 160);
+        assert_eq!(size_of::<Pending>(), 2 * 64);
+        assert_eq!(
+            size_of::<PortSpace>(),
+            (27 * 8 + 32 + 3 * 160_usize).next_multiple_of(64)
+        );
         assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24 + 4);
         assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
         assert_eq!(size_of::<OpenerRef>(), 8);
-        assert_eq!(size_of::<SpaceSlot>(), 40 + 16 + size_of::<PortSpace>());
+        assert_eq!(size_of::<SpaceSlot>(), 64 + size_of::<PortSpace>());
         assert_eq!(size_of::<Opener>(), 16 + 32 + 16);
         assert_eq!(size_of::<OpenSocket>(), 24);
         assert_eq!(size_of::<Event>(), 8 + 40 + 20 + 4 + 3 + 5);

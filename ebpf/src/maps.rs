@@ -21,12 +21,14 @@ use crate::ways::Tags;
 /// times as much. Two CPUs that enter the same set at the same moment take different places (see
 /// [`crate::ways`]).
 #[map]
-pub static HANDSHAKE_TAGS: Array<Tags> = Array::with_max_entries(64, 0);
+pub static HANDSHAKE_TAGS: Array<Tags> = Array::with_max_entries(64, MMAPABLE);
 /// Places of the connections being opened, [`crate::ways::WAYS`] for each set of tags.
 #[map]
 pub static HANDSHAKES: Array<Pending> = Array::with_max_entries(1024, MMAPABLE);
 
-/// `BPF_F_MMAPABLE` (5.5): the user side looks through the table without a system call.
+/// `BPF_F_MMAPABLE` (5.5): the user side looks through the table without a system call. It also puts the
+/// first value at the beginning of a page (`array_map_alloc`), elsewhere 56 bytes past that of a cache
+/// line in 6.18: every set of tags would lie in two.
 const MMAPABLE: u32 = 1 << 10;
 
 /// How many of [`HANDSHAKES`] share a hash slot. Look-ups in arrays are inlined by the verifier, so
@@ -55,11 +57,14 @@ pub static FREE_SPACES: Queue<u32> = Queue::with_max_entries(1024, 0);
 
 /// Former connections by four-tuple.
 #[map]
-pub static MEMORY: Array<Set> = Array::with_max_entries(1024, 0);
+pub static MEMORY: Array<Set> = Array::with_max_entries(1024, MMAPABLE);
 
 /// SYNs that met a bare ACK and may come again from another port.
 #[map]
 pub static MOVED: Array<u64> = Array::with_max_entries(MOVED_SLOTS, 0);
+/// When [`MOVED`] was written last.
+#[map]
+pub static MOVED_AT: Array<u64> = Array::with_max_entries(1, 0);
 /// Slots of [`MOVED`]; a power of two.
 pub const MOVED_SLOTS: u32 = 1 << 13;
 
@@ -102,7 +107,7 @@ pub const HOOKED_GUEST: u8 = 2;
 
 /// Sockets that this host opened: the tags of [`OPEN_SOCKETS`], as [`HANDSHAKE_TAGS`].
 #[map]
-pub static SOCKET_TAGS: Array<Tags> = Array::with_max_entries(64, 0);
+pub static SOCKET_TAGS: Array<Tags> = Array::with_max_entries(64, MMAPABLE);
 /// Places of the sockets that this host opened, [`crate::ways::WAYS`] for each set of tags.
 #[map]
 pub static OPEN_SOCKETS: Array<OpenSocket> = Array::with_max_entries(1024, 0);

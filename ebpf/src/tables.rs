@@ -15,7 +15,7 @@ use crate::{
     layout::{HANDSHAKE_SETS, MEMORY_SETS, STRANGERS_MAX},
     maps::{
         BITMAPS, CONFIG, CONFIG_BITMAP_FROM, CONFIG_GENERATION, EVENTS, FREE_BITMAPS, FREE_SPACES,
-        HANDSHAKE_TAGS, HANDSHAKES, MEMORY, MOVED, MOVED_SLOTS, OPENING, OPENING_SLOTS,
+        HANDSHAKE_TAGS, HANDSHAKES, MEMORY, MOVED, MOVED_AT, MOVED_SLOTS, OPENING, OPENING_SLOTS,
         SPACE_CACHE, SPACE_CACHE_LEN, SPACE_INDEX, SPACES, STRANGERS, count,
     },
     ways::{self, WAYS},
@@ -131,6 +131,13 @@ impl Tables for Maps {
         let slot = MOVED.get_ptr_mut(hash as u32 & (MOVED_SLOTS - 1))?;
         // SAFETY: as above.
         Some(unsafe { &mut *slot })
+    }
+
+    #[inline(always)]
+    fn moved_at(&mut self) -> Option<&mut u64> {
+        let at = MOVED_AT.get_ptr_mut(0)?;
+        // SAFETY: as above.
+        Some(unsafe { &mut *at })
     }
 
     #[inline(always)]

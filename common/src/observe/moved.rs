@@ -13,6 +13,12 @@ pub(super) fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
         ..
     } = work;
     *tuple = segment.tuple;
+    if !tables
+        .moved_at()
+        .is_some_and(|at| seen.now_ns.saturating_sub(*at) < MOVED_NS)
+    {
+        return false;
+    }
     let slot_hash = Moved::hash(tuple, segment.seq);
     let Some(port) = find_moved(tables, slot_hash) else {
         return false;
@@ -31,6 +37,10 @@ pub(super) fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
 /// Slots in a row that a SYN may have in the table of moved SYNs. With one, another SYN that waits for
 /// its next retransmission would be pushed out now and then, and counted as two opens.
 const MOVED_WAYS: u64 = 4;
+
+/// For so long after the last bare ACK a SYN may come again: after its last repetition, with
+/// `tcp_syn_retries` 6, connect() gives up at 127 s. Later no SYN pays for looking.
+const MOVED_NS: u64 = 180_000_000_000;
 
 /// The time in a word of [`Moved`].
 const MOVED_TIME_MASK: u64 = (1 << 24) - 1;
@@ -74,5 +84,8 @@ pub(super) fn note_moved<T: Tables>(tables: &mut T, slot_hash: u64, port: u16, n
     }
     if let Some(word) = tables.moved(slot_hash.wrapping_add(victim)) {
         *word = new.0;
+    }
+    if let Some(at) = tables.moved_at() {
+        *at = now_ns;
     }
 }

@@ -67,6 +67,7 @@ pub struct InMemory {
     pub bitmaps: HashMap<PortSpaceKey, BTreeSet<u16>>,
     pub memory: Vec<Set>,
     pub moved: Vec<u64>,
+    pub moved_at: u64,
     pub opening: Vec<u64>,
     pub strangers: u64,
     pub events: Vec<Event>,
@@ -85,6 +86,7 @@ impl InMemory {
             bitmaps: HashMap::new(),
             memory: vec![Set::default(); limits.memory_sets],
             moved: vec![0; limits.moved_slots],
+            moved_at: 0,
             opening: vec![0; limits.opening_slots],
             strangers: 0,
             events: Vec::new(),
@@ -198,6 +200,10 @@ impl Tables for InMemory {
     fn moved(&mut self, hash: u64) -> Option<&mut u64> {
         let i = hash as usize & (self.moved.len() - 1);
         self.moved.get_mut(i)
+    }
+
+    fn moved_at(&mut self) -> Option<&mut u64> {
+        Some(&mut self.moved_at)
     }
 
     fn strangers(&mut self) -> Option<(&mut u64, u64)> {

@@ -88,6 +88,7 @@ pub struct InMemory {
     changed: Vec<u32>,
     memory: Vec<Set>,
     moved: Vec<u64>,
+    moved_at: u64,
     opening: Vec<u64>,
     strangers: u64,
     events: Vec<Event>,
@@ -115,6 +116,7 @@ impl InMemory {
             changed: Vec::new(),
             memory: vec![Set::default(); limits.memory_sets],
             moved: vec![0; limits.moved_slots],
+            moved_at: 0,
             opening: vec![0; limits.opening_slots],
             strangers: 0,
             events: Vec::new(),
@@ -342,6 +344,10 @@ impl Tables for InMemory {
     fn moved(&mut self, hash: u64) -> Option<&mut u64> {
         let i = hash as usize & (self.moved.len() - 1);
         self.moved.get_mut(i)
+    }
+
+    fn moved_at(&mut self) -> Option<&mut u64> {
+        Some(&mut self.moved_at)
     }
 
     fn strangers(&mut self) -> Option<(&mut u64, u64)> {

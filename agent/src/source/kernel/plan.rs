@@ -36,14 +36,15 @@ impl Plan {
     /// A plan that takes at most about `bytes`.
     #[must_use]
     pub fn for_bytes(bytes: u64) -> Self {
-        // The parts were chosen so that 24 MiB hold 12,288 port spaces and remember 524,288
+        // The parts were chosen so that 24 MiB hold 11,520 port spaces (room for 10,000
+        // before any is forgotten) and remember 524,288
         // connections, which is 8,700 connections per second for 60 s.
         let scale =
             |at_24_mib: u64| u32::try_from(at_24_mib * bytes / (24 << 20)).unwrap_or(u32::MAX);
         let power = |n: u32| 1 << (31 - n.max(2).leading_zeros());
         Self {
             handshakes: power(scale(16_384)).max(4096),
-            port_spaces: scale(12_288).max(1024),
+            port_spaces: scale(11_520).max(1024),
             memory_sets: power(scale(131_072)).max(16_384),
             bitmaps: scale(96).max(16),
             // Twice what is hoped for: a set may be full while others are not.
