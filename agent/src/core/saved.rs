@@ -218,6 +218,7 @@ impl SavedAlert {
                 finding,
                 history: self.history,
                 muted: None,
+                evidence_file: None,
             },
             told: self.told,
         })
