@@ -19,7 +19,7 @@ pub fn is_on() -> bool {
     RECORDER_SLOTS.load() != 0
 }
 
-/// Keeps the first `len` bytes of a packet, which must be headers. A function of its own for the sake of
+/// Keeps the first `len` bytes of a packet, which must be headers and not none. A function of its own for the sake of
 /// the stack.
 #[inline(never)]
 pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
@@ -37,14 +37,10 @@ pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
     };
     // SAFETY: as above.
     unsafe { *next = n + 1 };
-    let len = opaque(len.min(SNAP_LEN as u32));
-    // One check at a time, and each on the very register that the helper gets: otherwise the compiler
-    // makes one comparison of a difference of both, from which the verifier learns nothing of `len`.
-    if len > SNAP_LEN as u32 {
-        return 0;
-    }
-    let len = opaque(len);
-    if len == 0 {
+    // One less, so that one comparison of the register that the helper's argument is made of gives both
+    // bounds. Of two (not 0, not too long) the compiler proves or moves one, and the verifier is lost.
+    let last = opaque((len as u64).wrapping_sub(1).min(SNAP_LEN as u64 - 1));
+    if last >= SNAP_LEN as u64 {
         return 0;
     }
     // SAFETY: array values are valid as long as the program. The user side, which reads at the same time,
@@ -52,12 +48,12 @@ pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
     unsafe {
         (&raw mut (*place).time_ns).write_volatile(0);
         let to = (&raw mut (*place).bytes).cast::<c_void>();
-        if bpf_skb_load_bytes(skb as *const c_void, 0, to, len) != 0 {
+        if bpf_skb_load_bytes(skb as *const c_void, 0, to, last as u32 + 1) != 0 {
             return 0;
         }
         (*place).ifindex = (*skb).ifindex;
         (*place).wire_len = (*skb).len;
-        (*place).len = len as u16;
+        (*place).len = last as u16 + 1;
         (*place).flags = flags as u16;
         (&raw mut (*place).time_ns).write_volatile(now_ns);
     }
@@ -67,7 +63,7 @@ pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
 /// The same number, of which the compiler knows nothing: it would drop the check that the verifier
 /// needs.
 #[inline(always)]
-fn opaque(mut value: u32) -> u32 {
+fn opaque(mut value: u64) -> u64 {
     // SAFETY: the register keeps its value.
     unsafe {
         core::arch::asm!("{0} = {0}", inout(reg) value, options(nomem, nostack));

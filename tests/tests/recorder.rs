@@ -8,14 +8,15 @@ mod support;
 
 use std::{
     fs,
+    net::{Ipv4Addr, SocketAddrV4, TcpListener},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
-use etherparse::{LaxSlicedPacket, TransportSlice};
+use anyhow::{Context as _, Result, ensure};
+use etherparse::{LaxSlicedPacket, PacketBuilder, PacketBuilderStep, TcpHeader, TransportSlice};
 use page::{DEFAULT, Page};
 use serde_json::Value;
 use support::{SECOND, firing, is_reuse, number, watch};
@@ -201,6 +202,108 @@ fn a_directory_that_cannot_be_used_is_a_wrong_setting() -> Result<()> {
     assert!(
         said.contains("/proc/tuplewatch") && said.contains("--recorder-dir"),
         "{said}"
+    );
+    Ok(())
+}
+
+/// The far end of a TUN device: opens connections to the host and forgets them.
+struct FarEnd {
+    tun: Tun,
+    own: Ipv4Addr,
+    host: SocketAddrV4,
+}
+
+impl FarEnd {
+    fn send(&mut self, port: u16, seq: u32, flags: impl Fn(Builder) -> Builder) -> Result<()> {
+        let (from, to) = (self.own.octets(), self.host.ip().octets());
+        let ip = PacketBuilder::ipv4(from, to, 64);
+        let builder = flags(ip.tcp(port, self.host.port(), seq, 65_535));
+        let mut packet = Vec::new();
+        builder.write(&mut packet, &[])?;
+        self.tun.send(&packet)
+    }
+
+    /// Answers a SYN-ACK by an ACK and a bare ACK by a RST, until so many of them came.
+    fn answer(&mut self, count: usize) -> Result<()> {
+        let (mut syn_acks, mut bare_acks) = (0, 0);
+        let end = Instant::now() + 10 * SECOND;
+        while syn_acks + bare_acks < count {
+            ensure!(
+                Instant::now() < end,
+                "{syn_acks} and {bare_acks} of {count}"
+            );
+            let Some(packet) = self.tun.receive()? else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let Ok(LaxSlicedPacket {
+                transport: Some(TransportSlice::Tcp(tcp)),
+                ..
+            }) = LaxSlicedPacket::from_ip(&packet)
+            else {
+                continue;
+            };
+            let (port, ack) = (tcp.destination_port(), tcp.acknowledgment_number());
+            let next = tcp.sequence_number().wrapping_add(1);
+            if tcp.syn() {
+                syn_acks += 1;
+                self.send(port, ack, |tcp| tcp.ack(next))?;
+            } else if tcp.ack() && tcp.payload().is_empty() {
+                bare_acks += 1;
+                self.send(port, ack, Builder::rst)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Builder = PacketBuilderStep<TcpHeader>;
+
+/// On an interface without Ethernet header the files are of raw IP.
+#[test]
+fn packets_without_ethernet_header() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().to_str().context("a path")?;
+    let pair = Pair::new(PairConfig::default())?;
+    let service = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 8080);
+    let host = &pair.server;
+    let tun = host.tun("tun0", *service.ip())?;
+    let _listener = host.in_ns(|| TcpListener::bind(service))??;
+    let agent = watch(host, &["--recorder-dir", path])?;
+    let mut far = FarEnd {
+        tun,
+        own: Ipv4Addr::new(10, 99, 0, 2),
+        host: service,
+    };
+    let ports = 40_000..40_012u16;
+    for isn in [1000, 5_000_000] {
+        for port in ports.clone() {
+            // A number of its own: the same on another port is a SYN that has moved.
+            far.send(port, isn + u32::from(port) * 1000, Builder::syn)?;
+        }
+        far.answer(ports.len())?;
+        std::thread::sleep(SECOND);
+    }
+    let is_collision = |alert: &Value| alert["cause"] == "tuple_collision";
+    let alert = agent.wait_alert(30 * SECOND, |a| is_collision(a) && a["state"] == "firing")?;
+    let path = file_of(&alert)?;
+    let count = headers_only(&fs::read(&path)?, 101);
+    println!("{count} packets: {}", alert["summary"]);
+    assert_eq!(
+        count,
+        6 * ports.len(),
+        "SYN, SYN-ACK, ACK; SYN, bare ACK; RST"
+    );
+    // How long the connections had been idle tells a collision from a reconnect, and only their sockets
+    // know that: a replay sees the bare ACKs and names the look-alike.
+    let (code, lines) = replay(&binary(&agent)?, &path)?;
+    assert_eq!(code, Some(0), "{lines:#?}");
+    let named = |line: &&Value| line["type"] == "look_alike";
+    let look_alike = lines.iter().find(named).context("a look-alike")?;
+    assert_eq!(look_alike["name"], "half_open_reconnect");
+    assert_eq!(
+        number(&look_alike["evidence"], "refused_while_open"),
+        ports.len() as u64
     );
     Ok(())
 }

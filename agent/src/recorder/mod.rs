@@ -2,8 +2,8 @@
 //! pcapng file, each with a comment that says what it shows. `docs/recorder.md` is for users.
 //!
 //! The kernel side keeps the latest packets in a ring ([`Ring`]); nobody reads it until an alert fires.
-//! Then the loop picks the packets of the alert's port space ([`evidence`]), and a thread of its own
-//! comments and writes them ([`folder`], [`writer`]): a slow disk must not hold up the next look.
+//! Then the loop picks the packets of the alert's port space (`evidence`), and a thread of its own
+//! comments and writes them (`writer`, `folder`): a slow disk must not hold up the next look.
 
 mod evidence;
 mod folder;
