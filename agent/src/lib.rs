@@ -9,6 +9,7 @@ pub mod core;
 pub mod enrich;
 pub mod kernel_facts;
 pub mod log;
+pub mod recorder;
 pub mod sink;
 pub mod source;
 pub mod state;

@@ -15,6 +15,7 @@ pub mod histogram;
 pub mod memory;
 pub mod observe;
 pub mod record;
+pub mod recorder;
 pub mod segment;
 pub mod seq;
 pub mod ways;

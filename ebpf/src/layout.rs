@@ -120,6 +120,10 @@ offsets! {
     HANDSHAKE_SETS,
     /// Sets of [`crate::maps::OPEN_SOCKETS`]; a power of two.
     SOCKET_SETS,
+    /// Sections of [`crate::maps::RECORDER`], one for each CPU; a power of two.
+    RECORDER_SECTIONS,
+    /// Places in each of them, a power of two; 0 if nothing is recorded.
+    RECORDER_SLOTS,
     /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
     COARSE_CLOCK,
     /// Ticks per second.

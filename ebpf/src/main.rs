@@ -1,6 +1,7 @@
 //! The kernel side of tuplewatch: one file per hook, named as the kernel names it.
 //!
 //! - `packet`: traffic control classifiers, both directions;
+//! - `recorder`: keeps headers for the flight recorder, on behalf of `packet`;
 //! - `lifecycle`: `inet_sock_set_state`;
 //! - `retransmit`: `tcp_retransmit_skb`;
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
@@ -27,6 +28,7 @@ mod maps;
 mod netns;
 mod opened;
 mod packet;
+mod recorder;
 mod reset;
 mod retransmit;
 mod skb;

@@ -10,6 +10,7 @@ use tuplewatch_common::{
     memory::Set,
     observe::Work,
     record::{CensusRow, Global, NetnsPorts, OpenSocket, Opener, OpenerRef, PortBitmap, SpaceSlot},
+    recorder::Recorded,
 };
 
 use crate::ways::Tags;
@@ -192,6 +193,13 @@ pub const SWEEP_BATCH: u32 = 64;
 /// Rare events.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
+
+/// The ring of [`crate::recorder`]: a section for each CPU.
+#[map]
+pub static RECORDER: Array<Recorded> = Array::with_max_entries(1, MMAPABLE);
+/// How many packets this CPU has put into its section.
+#[map]
+pub static RECORDER_NEXT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 /// What is counted once per host.
 #[map]

@@ -14,6 +14,7 @@ use tuplewatch_common::{
     histogram::SEARCH_UNIT_NS,
     observe::{Seen, Tables as _, Work, is_plain_data, observe, record},
     record::Global,
+    recorder::{ETHERNET, LEAVES},
     segment::{
         self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN,
     },
@@ -22,6 +23,7 @@ use tuplewatch_common::{
 use crate::{
     layout::COARSE_CLOCK,
     maps::{ASK_HOOKED, HOOKED, HOOKED_FAST, HOOKED_FAST_LEN, HOOKED_GUEST, SEARCH, WORK, count},
+    recorder,
     skb::{Anywhere, Linear},
     tables::{Maps, with_space},
 };
@@ -162,7 +164,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     // What needs the time only for the memory of former connections, whose steps are 67 ms, takes that
     // of the latest tick: reading the clock costs more than most of what follows.
     let is_coarse = at.flags & (FIN | RST) != 0 || at.flags & (SYN | ACK) == SYN | ACK;
-    let now_ns = if is_coarse && COARSE_CLOCK.load() == 1 {
+    let now_ns = if is_coarse && COARSE_CLOCK.load() == 1 && !recorder::is_on() {
         // SAFETY: a helper without arguments.
         unsafe { bpf_ktime_get_coarse_ns() }
     } else {
@@ -179,6 +181,14 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
         },
         seen_before,
     };
+    if recorder::is_on()
+        && let Some(word) = bytes.u16(at.tcp_offset + 12)
+    {
+        let end = at.tcp_offset as u32 + (word as u32 >> 12) * 4;
+        let way = if EGRESS { LEAVES } else { 0 };
+        let link = if at.ip_offset == 0 { 0 } else { ETHERNET };
+        recorder::keep(ctx.skb.skb, end, (way | link) as u32, now_ns);
+    }
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {
         note_search(work, now_ns);

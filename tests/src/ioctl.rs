@@ -1,4 +1,4 @@
-//! The two device requests that neither `ip` nor sysctl offer.
+//! The device requests that neither `ip` nor sysctl offer.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -50,6 +50,18 @@ pub(crate) fn offloads_off(interface: &str) -> io::Result<()> {
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
         }
+    }
+    Ok(())
+}
+
+/// Makes the opened `/dev/net/tun` an interface of the calling thread's network namespace, whose packets
+/// begin with their IP header.
+pub(crate) fn become_tun(file: &std::fs::File, interface: &str) -> io::Result<()> {
+    let mut request = request(interface)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: `request` is a valid ifreq, which TUNSETIFF reads and fills.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } != 0 {
+        return Err(io::Error::last_os_error());
     }
     Ok(())
 }

@@ -55,6 +55,7 @@ mod spawner;
 pub mod tap;
 pub mod topology;
 pub mod truth;
+pub mod tun;
 pub mod verdicts;
 mod wait;
 
@@ -82,6 +83,7 @@ pub mod prelude {
         Routed, RoutedConfig,
     };
     pub use crate::truth::{Counters, HostTruth, Truth};
+    pub use crate::tun::Tun;
     pub use crate::verdicts::Row;
     pub use crate::wait::{wait_for, wait_some};
 }

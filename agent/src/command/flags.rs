@@ -60,6 +60,18 @@ pub struct ConfigFlags {
     /// systemd gives in STATE_DIRECTORY, else none), or off.
     #[arg(long, value_name = "DIRECTORY", value_parser = |t: &str| of("state_dir", t))]
     state_dir: Option<String>,
+    /// Write the packets behind an alert into this directory when it fires, as pcapng, headers only
+    /// (default: off).
+    #[arg(long, value_name = "DIRECTORY", value_parser = |t: &str| of("recorder.dir", t))]
+    recorder_dir: Option<String>,
+    /// What all files there may take, in MiB or such as 64MiB; the oldest are deleted for a new one
+    /// (default: 64MiB).
+    #[arg(long, value_name = "SIZE", value_parser = |t: &str| of("recorder.size", t))]
+    recorder_size: Option<String>,
+    /// Memory for the packets that are at hand for it, in MiB or such as 8MiB: 8192 packets for each
+    /// MiB (default: 8MiB).
+    #[arg(long, value_name = "SIZE", value_parser = |t: &str| of("recorder.memory", t))]
+    recorder_memory: Option<String>,
     /// What this host is called where egress groups name their members (default: its name).
     #[arg(long, value_name = "NAME")]
     host_name: Option<String>,
@@ -117,6 +129,9 @@ impl ConfigFlags {
             ("ring_buffer", &self.ring_buffer),
             ("log", &self.log),
             ("state_dir", &self.state_dir),
+            ("recorder.dir", &self.recorder_dir),
+            ("recorder.size", &self.recorder_size),
+            ("recorder.memory", &self.recorder_memory),
             ("host.name", &self.host_name),
             ("host.zone", &self.host_zone),
             ("otlp.endpoint", &self.otlp_endpoint),

@@ -16,6 +16,7 @@ use crate::{
     config::{Config, Format, Loaded},
     core::{engine::Engine, value},
     log,
+    recorder::Recorder,
     sink::{
         Sinks, WallClock,
         http::{About, Configuration, Pages},
@@ -83,14 +84,17 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         .context("the async runtime cannot be started")?;
     // Before the kernel side: a typo in an option must not cost a start.
     let (sinks, pages) = runtime.block_on(async { sinks(&loaded, screen, &clock) })?;
+    let recorder = recorder(config, &clock)?;
     let state = State::open(&config.state_dir, &clock);
     let kernel = Kernel::start(&options).map_err(|error: LoadError| Failure {
         code: if error.is_permission() { 77 } else { 1 },
         error: error.into(),
     })?;
     let engine = Engine::new(config.rules(&clock)).with_egress(egress);
-    let agent = Agent::new(kernel, engine, sinks, pages, clock);
-    runtime.block_on(agent.with_state(state).watch(config, args.duration))?;
+    let agent = Agent::new(kernel, engine, sinks, pages, clock)
+        .with_state(state)
+        .with_recorder(recorder);
+    runtime.block_on(agent.watch(config, args.duration))?;
     Ok(())
 }
 
@@ -140,6 +144,23 @@ fn sinks(
     Ok((sinks, pages))
 }
 
+/// The flight recorder, if it is wanted.
+fn recorder(config: &Config, clock: &WallClock) -> Result<Option<Recorder>, Failure> {
+    let settings = &config.recorder;
+    let Some(dir) = &settings.dir else {
+        return Ok(None);
+    };
+    Recorder::open(dir, settings.size, clock.clone())
+        .map(Some)
+        .map_err(|error| Failure {
+            code: 78,
+            error: error.context(
+                "the flight recorder cannot write there; `recorder.dir` (--recorder-dir) names another \
+                 directory or `off`",
+            ),
+        })
+}
+
 fn options(config: &Config) -> anyhow::Result<Options> {
     let mut plan = config
         .map_memory
@@ -148,6 +169,7 @@ fn options(config: &Config) -> anyhow::Result<Options> {
     Ok(Options {
         plan,
         kernel_log: config.kernel_log,
+        recorder: config.recorder.dir.as_ref().map(|_| config.recorder.memory),
         interfaces: InterfaceOptions {
             include: config.interfaces.clone(),
             exclude: config.exclude_interfaces.clone(),

@@ -15,6 +15,7 @@ use crate::{
     core::{engine::Engine, report::Change, saved::Saved, time::Moment},
     enrich::cgroup::Cgroups,
     kernel_facts::interfaces::Changes,
+    recorder::Recorder,
     sink::{HookState, HookStatus, Ready, Sink as _, Sinks, WallClock, http::Pages},
     source::kernel::{Kernel, Verdict, monotonic_ns},
     state::State,
@@ -31,6 +32,7 @@ pub(super) struct Agent {
     /// The offset of the clock that the mutes were converted with.
     offset_ns: i64,
     state: Option<State>,
+    recorder: Option<Recorder>,
 }
 
 /// How often counters are read and rules judged.
@@ -57,6 +59,7 @@ impl Agent {
             offset_ns: clock.offset_ns(),
             clock,
             state: None,
+            recorder: None,
         }
     }
 
@@ -66,6 +69,12 @@ impl Agent {
             self.engine.restore(Moment(monotonic_ns()), saved);
             self.state = Some(state);
         }
+        self
+    }
+
+    /// Writes the packets behind each alert that fires.
+    pub(super) fn with_recorder(mut self, recorder: Option<Recorder>) -> Self {
+        self.recorder = recorder;
         self
     }
 
@@ -148,6 +157,9 @@ impl Agent {
         let snapshot = self.kernel.snapshot(census)?;
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
+        if let (Some(recorder), Some(ring)) = (&mut self.recorder, self.kernel.recorder()) {
+            recorder.take(ring, &self.kernel.interface_names(), &mut changes);
+        }
         self.kernel.flush_diagnostics();
         self.sinks.changes(snapshot.now, &changes)?;
         self.keep(&changes);
@@ -181,6 +193,11 @@ impl Agent {
     fn show(&self, config: &Config) {
         let Some(pages) = &self.pages else { return };
         let mut overview = self.engine.overview(top(config));
+        if let Some(recorder) = &self.recorder {
+            for alert in &mut overview.alerts {
+                recorder.name(alert);
+            }
+        }
         let alerts = overview.alerts.iter_mut().chain(&mut overview.muted);
         let findings = alerts.map(|alert| &mut alert.finding);
         self.cgroups
@@ -211,6 +228,11 @@ impl Agent {
             interfaces,
             unseen,
             memory_bytes: self.kernel.map_memory(),
+            recorder: self
+                .recorder
+                .as_ref()
+                .zip(self.kernel.recorder())
+                .map(|(r, ring)| r.status(ring)),
             version: env!("CARGO_PKG_VERSION"),
         }
     }

@@ -77,6 +77,27 @@ pub enum StateDir {
     At(PathBuf),
 }
 
+/// Settings of the flight recorder.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the table of keys says what each means")]
+pub struct RecorderSettings {
+    pub dir: Option<PathBuf>,
+    /// In bytes.
+    pub size: u64,
+    /// In bytes.
+    pub memory: u64,
+}
+
+impl Default for RecorderSettings {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            size: 64 << 20,
+            memory: 8 << 20,
+        }
+    }
+}
+
 /// Settings of the OTLP export; `None`: by the standard variables.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[allow(missing_docs, reason = "the table of keys says what each means")]
@@ -106,6 +127,7 @@ pub struct Config {
     pub kernel_log: bool,
     pub log: Option<String>,
     pub state_dir: StateDir,
+    pub recorder: RecorderSettings,
     pub host_name: Option<String>,
     pub host_zone: Option<String>,
     pub http: Listen,
@@ -132,6 +154,7 @@ impl Default for Config {
             kernel_log: false,
             log: None,
             state_dir: StateDir::Auto,
+            recorder: RecorderSettings::default(),
             host_name: None,
             host_zone: None,
             http: Listen::Default,

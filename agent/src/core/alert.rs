@@ -1,6 +1,6 @@
 //! A finding that lasts: `pending` → `firing` → `resolved`.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tuplewatch_common::address::{Point, PortSpaceKey, Role};
@@ -69,6 +69,8 @@ pub struct Alert {
     pub history: History,
     /// Nobody is told of it, and why.
     pub muted: Option<Muted>,
+    /// The latest file of the flight recorder about it. The core knows none: whoever writes it names it.
+    pub evidence_file: Option<PathBuf>,
 }
 
 type Key = (Verdict, PortSpaceKey);
@@ -294,6 +296,7 @@ impl Live {
                 finding,
                 history,
                 muted,
+                evidence_file: None,
             },
             last_true: now,
             last_alive: now,

@@ -218,6 +218,7 @@ impl SavedAlert {
                 finding,
                 history: self.history,
                 muted: None,
+                evidence_file: None,
             },
             told: self.told,
         })
@@ -276,6 +277,8 @@ mod tests {
         let mut alert = fixture::alert();
         // The control group's number is not kept, nor would it mean anything after a boot.
         alert.finding.opened_by[0].cgroup_id = 0;
+        // Whoever wrote the file names it.
+        alert.evidence_file = None;
         alert.history = History {
             count: 2,
             first: Some(Moment(5)),

@@ -65,6 +65,16 @@ pub(crate) fn ready() -> Ready {
         interfaces: vec!["eth0".into(), "veth1".into()],
         unseen: vec![("wg0".into(), "the device has no Ethernet header".into())],
         memory_bytes: 12_582_912,
+        recorder: Some(crate::recorder::Status {
+            directory: "/var/lib/tuplewatch/evidence".into(),
+            limit_bytes: 67_108_864,
+            files: 3,
+            bytes: 812_344,
+            written: 1,
+            failed: 0,
+            ring_packets: 65_536,
+            recorded_packets: 70_125,
+        }),
         version: "0.1.0",
     }
 }
@@ -205,6 +215,9 @@ pub(crate) fn alert() -> Alert {
         finding: finding(),
         history: History::default(),
         muted: None,
+        evidence_file: Some(
+            "/var/lib/tuplewatch/evidence/20251129T103005.123Z-l4_reuse.pcapng".into(),
+        ),
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Ready {
     pub unseen: Vec<(String, String)>,
     /// Memory of the kernel side's maps in bytes.
     pub memory_bytes: u64,
+    /// The flight recorder, if it is on.
+    pub recorder: Option<crate::recorder::Status>,
     /// Version of the agent.
     pub version: &'static str,
 }

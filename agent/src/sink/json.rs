@@ -55,6 +55,7 @@ enum Line<'a> {
         resolved_at: Option<String>,
         history: Box<Past>,
         muted: Option<Muted<'a>>,
+        evidence_file: Option<std::borrow::Cow<'a, str>>,
     },
     LookAlike {
         name: &'static str,
@@ -227,6 +228,7 @@ impl<W: Write> Json<W> {
                 reason: &muted.reason,
                 until: muted.until.map(|at| self.clock.rfc3339(at)),
             }),
+            evidence_file: alert.evidence_file.as_ref().map(|p| p.to_string_lossy()),
         };
         self.write(alert.at, &line)
     }

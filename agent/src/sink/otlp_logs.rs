@@ -22,6 +22,7 @@ const LOOK_ALIKE: &str = "tuplewatch.look_alike";
 const ENDED: &str = "tuplewatch.ended";
 const EVIDENCE: &str = "tuplewatch.evidence";
 const SINCE: &str = "tuplewatch.since";
+const EVIDENCE_FILE: &str = "tuplewatch.evidence_file";
 
 /// Event names and what they mean.
 pub(super) const EVENTS: &[(&str, &str)] = &[
@@ -63,6 +64,11 @@ pub(super) const ATTRIBUTES: &[(&str, &str, &str)] = &[
         "inode of the network namespace (point `socket` only)",
     ),
     (SINCE, "text", "when the episode began, RFC 3339"),
+    (
+        EVIDENCE_FILE,
+        "text",
+        "the flight recorder's latest file about it, on the host (alerts only, where there is one)",
+    ),
     (a::REMEDY, "text", "what to do"),
     (
         a::RULED_OUT,
@@ -92,6 +98,9 @@ pub(super) fn alert(record: &mut impl LogRecord, alert: &Alert, clock: &WallCloc
     record.add_attribute(a::ALERT_STATE, alert.state.name());
     if let Some(signature) = alert.finding.verdict.signature() {
         record.add_attribute(a::SIGNATURE, signature);
+    }
+    if let Some(path) = &alert.evidence_file {
+        record.add_attribute(EVIDENCE_FILE, path.display().to_string());
     }
     finding(record, &alert.finding, severity, alert.at, clock);
 }

@@ -13,17 +13,10 @@ use anyhow::Context as _;
 use crate::source::capture::{
     evidence::Exhibit,
     input::Input,
+    link::Direction,
     reader::{Packet, Reader},
+    write::{Commented, Writer},
 };
-
-const SECTION: u32 = 0x0a0d_0d0a;
-const INTERFACE: u32 = 1;
-const ENHANCED_PACKET: u32 = 6;
-/// Options `opt_comment`, `if_name`, `if_tsresol`, `shb_userappl`.
-const COMMENT: u16 = 1;
-const IF_NAME: u16 = 2;
-const IF_TSRESOL: u16 = 9;
-const USER_APPLICATION: u16 = 4;
 
 /// Writes the exhibits, read again from the files that they come from, in the order of time.
 pub(super) fn write(path: &Path, files: &[PathBuf], exhibits: &[Exhibit]) -> anyhow::Result<()> {
@@ -62,6 +55,7 @@ struct Kept {
     time_ns: u64,
     wire_len: u32,
     link_number: u32,
+    direction: Option<Direction>,
     data: Vec<u8>,
     comment: String,
 }
@@ -82,6 +76,7 @@ fn collect(
             time_ns,
             wire_len,
             link_number,
+            direction,
             data,
             ..
         } = packet;
@@ -95,6 +90,7 @@ fn collect(
                 time_ns,
                 wire_len,
                 link_number,
+                direction,
                 data,
                 comment: format!("frame {frame} of {}: {comment}", path.display()),
             });
@@ -103,65 +99,20 @@ fn collect(
     Ok(())
 }
 
-/// One section; an interface for each file and link type.
+/// An interface for each file and link type.
 fn put(out: &mut impl Write, files: &[PathBuf], packets: &[Kept]) -> io::Result<()> {
-    let mut head = Vec::new();
-    head.extend(0x1a2b_3c4du32.to_le_bytes());
-    head.extend(1u16.to_le_bytes());
-    head.extend(0u16.to_le_bytes());
-    head.extend((-1i64).to_le_bytes());
-    let application = concat!("tuplewatch ", env!("CARGO_PKG_VERSION"));
-    option(&mut head, USER_APPLICATION, application.as_bytes());
-    option(&mut head, 0, &[]);
-    block(out, SECTION, &head)?;
-    let mut interfaces: Vec<(u32, u32)> = Vec::new();
+    let mut writer = Writer::begin(out, "")?;
     for packet in packets {
-        let key = (packet.file, packet.link_number);
-        let interface = match interfaces.iter().position(|i| *i == key) {
-            Some(at) => at,
-            None => {
-                let mut body = Vec::new();
-                body.extend((packet.link_number as u16).to_le_bytes());
-                body.extend([0; 6]);
-                let name = files[packet.file as usize].display().to_string();
-                option(&mut body, IF_NAME, name.as_bytes());
-                option(&mut body, IF_TSRESOL, &[9]);
-                option(&mut body, 0, &[]);
-                block(out, INTERFACE, &body)?;
-                interfaces.push(key);
-                interfaces.len() - 1
-            }
+        let name = files[packet.file as usize].display().to_string();
+        let interface = writer.interface(packet.file, packet.link_number, &name)?;
+        let commented = Commented {
+            time_ns: packet.time_ns,
+            wire_len: packet.wire_len,
+            data: &packet.data,
+            direction: packet.direction,
+            comment: &packet.comment,
         };
-        let mut body = Vec::new();
-        body.extend((interface as u32).to_le_bytes());
-        body.extend(((packet.time_ns >> 32) as u32).to_le_bytes());
-        body.extend((packet.time_ns as u32).to_le_bytes());
-        body.extend((packet.data.len() as u32).to_le_bytes());
-        body.extend(packet.wire_len.to_le_bytes());
-        padded(&mut body, &packet.data);
-        option(&mut body, COMMENT, packet.comment.as_bytes());
-        option(&mut body, 0, &[]);
-        block(out, ENHANCED_PACKET, &body)?;
+        writer.packet(interface, &commented)?;
     }
     Ok(())
-}
-
-fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {
-    let length = (body.len() as u32 + 12).to_le_bytes();
-    out.write_all(&kind.to_le_bytes())?;
-    out.write_all(&length)?;
-    out.write_all(body)?;
-    out.write_all(&length)
-}
-
-fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    let value = &value[..value.len().min(usize::from(u16::MAX))];
-    body.extend(code.to_le_bytes());
-    body.extend((value.len() as u16).to_le_bytes());
-    padded(body, value);
-}
-
-fn padded(body: &mut Vec<u8>, bytes: &[u8]) {
-    body.extend(bytes);
-    body.resize(body.len().next_multiple_of(4), 0);
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use super::{
     AUTO, Given, Kind,
-    read::{any, filter, interval, map_memory, one, ring, show, size, top, word, word_of},
+    read::{any, bounded, filter, interval, map_memory, one, ring, show, size, top, word, word_of},
 };
 use crate::{
     config::{Config, ExportedAs, Format, StateDir},
@@ -213,6 +213,55 @@ pub(super) const OWN: &[Own] = &[
                 };
                 Ok(())
             },
+        ),
+    ),
+    own(
+        "recorder.dir",
+        "--recorder-dir",
+        Kind::Text,
+        "a directory, or `off`",
+        "Where the packets behind an alert are written when it fires: headers only, as pcapng. See docs/recorder.md.",
+        (
+            |c| {
+                Given::Text(match &c.recorder.dir {
+                    Some(path) => path.display().to_string(),
+                    None => "off".to_owned(),
+                })
+            },
+            |c, given| {
+                c.recorder.dir = match given {
+                    Given::Text(text) if text.starts_with('/') => Some(PathBuf::from(text)),
+                    Given::Text(text) if text != "off" => {
+                        return Err(format!("`{text}` is not an absolute path, nor `off`"));
+                    }
+                    _ => None,
+                };
+                Ok(())
+            },
+        ),
+    ),
+    own(
+        "recorder.size",
+        "--recorder-size",
+        Kind::Text,
+        "a size of 1MiB or more (a plain number is MiB)",
+        "What all files of the flight recorder may take; the oldest are deleted for a new one.",
+        plain!(
+            recorder.size,
+            |t| bounded(t, 1 << 20..=1 << 40),
+            |b: &u64| size(*b)
+        ),
+    ),
+    own(
+        "recorder.memory",
+        "--recorder-memory",
+        Kind::Text,
+        "a size from 1MiB to 1024MiB (a plain number is MiB)",
+        "Memory for the packets that the flight recorder has at hand, 8192 for each MiB, beside that of the other maps.",
+        plain!(
+            recorder.memory,
+            |t| bounded(t, 1 << 20..=1 << 30),
+            |b: &u64| size(*b)
         ),
     ),
     own(

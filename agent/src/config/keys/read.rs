@@ -1,6 +1,6 @@
 //! How values of settings are read from text, and shown.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use super::{AUTO, Given};
 use crate::{
@@ -56,7 +56,7 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 pub(super) fn ring(text: &str) -> Result<u32, String> {
-    const RANGE: std::ops::RangeInclusive<u32> = 4 << 10..=64 << 20;
+    const RANGE: RangeInclusive<u32> = 4 << 10..=64 << 20;
     match u32::try_from(bytes(text, 1 << 10)?) {
         Ok(bytes) if bytes.is_power_of_two() && RANGE.contains(&bytes) => Ok(bytes),
         _ => Err("it must be a power of two from 4KiB to 64MiB".into()),
@@ -67,6 +67,17 @@ pub(super) fn map_memory(text: &str) -> Result<u64, String> {
     match bytes(text, 1 << 20)? {
         0..1_048_576 => Err("it must be at least 1MiB".into()),
         bytes => Ok(bytes),
+    }
+}
+
+/// A size within bounds that are whole MiB; a plain number is MiB.
+pub(super) fn bounded(text: &str, within: RangeInclusive<u64>) -> Result<u64, String> {
+    let bytes = bytes(text, 1 << 20)?;
+    if within.contains(&bytes) {
+        Ok(bytes)
+    } else {
+        let (least, most) = (size(*within.start()), size(*within.end()));
+        Err(format!("it must be from {least} to {most}"))
     }
 }
 

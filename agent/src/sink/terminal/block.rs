@@ -78,6 +78,7 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
             block.field("Since", &since(format, finding, alert));
             figures(&mut block, &finding.evidence);
             opened_by(&mut block, &finding.opened_by);
+            packets(&mut block, alert);
         }
         (State::Firing, Told::No) => {
             block.text(&finding.summary);
@@ -86,6 +87,7 @@ pub(super) fn alert(format: &Format, alert: &Alert, told: Told) -> String {
             reasons(&mut block, finding);
             opened_by(&mut block, &finding.opened_by);
             block.strong("Do", &finding.remedy);
+            packets(&mut block, alert);
             block.field("Alert", &alert.id);
         }
     }
@@ -188,6 +190,13 @@ fn reasons(block: &mut Block, finding: &Finding) {
     block.field("Confidence", finding.confidence.name());
     for other in &finding.ruled_out {
         block.field("Not", &format!("{}: {}", other.name, other.why));
+    }
+}
+
+/// Where to look at the packets behind it.
+fn packets(block: &mut Block, alert: &Alert) {
+    if let Some(path) = &alert.evidence_file {
+        block.field("Packets", &path.display().to_string());
     }
 }
 

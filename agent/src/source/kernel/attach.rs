@@ -78,6 +78,17 @@ impl Attachments {
         (hooked, unseen.chain(self.failed.clone()).collect())
     }
 
+    /// The hooked interfaces by their index: the name, and whether the other end is a guest of this host.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<u32, (String, bool)> {
+        let of = |h: &Hooked| {
+            let is_guest = is_guest(&self.choice, &h.interface);
+            (h.interface.name.clone(), is_guest)
+        };
+        let hooked = self.hooked.iter();
+        hooked.map(|(index, h)| (*index, of(h))).collect()
+    }
+
     /// The verdict of the packet hook, unless it could not even be loaded.
     pub(super) fn status(&self) -> Option<HookStatus> {
         self.options.as_ref()?;
@@ -298,13 +309,11 @@ fn note_hooked(
         map.remove(index)?;
     }
     let mut values = Vec::new();
-    // Beside a physical uplink the other end of a veth is a guest of this host.
-    let has_uplink = choice.chosen.iter().any(|i| i.kind == "physical");
     for index in &choice.covered {
-        let is_veth = hooked
+        let is_guest = hooked
             .get(index)
-            .is_some_and(|h| h.interface.kind == "veth");
-        let value = if has_uplink && is_veth { GUEST } else { 1 };
+            .is_some_and(|h| is_guest(choice, &h.interface));
+        let value = if is_guest { GUEST } else { 1 };
         map.insert(index, value, 0)?;
         values.push((*index, value));
     }
@@ -315,6 +324,11 @@ fn note_hooked(
         }
     }
     Ok(())
+}
+
+/// Beside a physical uplink the other end of a veth is a guest of this host.
+fn is_guest(choice: &Choice, interface: &Interface) -> bool {
+    interface.kind == "veth" && choice.chosen.iter().any(|i| i.kind == "physical")
 }
 
 /// The entries of `HOOKED_FAST`: `index << 8 | value` by the low bits of the index, or all bits set

@@ -1,6 +1,6 @@
 //! Loads the eBPF object: layouts from BTF, sizes from the plan, and each hook on its own.
 
-use std::{fmt, io, path::Path};
+use std::{collections::BTreeMap, fmt, io, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -15,6 +15,7 @@ use super::{
     attach::{Attachments, InterfaceOptions},
     clock, diagnostics,
     hooks::{load_classifiers, on_demand, tracepoint},
+    recorder::{self, Ring},
     shared::Shared,
     spaces::Spaces,
 };
@@ -34,6 +35,8 @@ pub struct Options {
     pub netns: Vec<u32>,
     /// Load the programs with their diagnostics on.
     pub kernel_log: bool,
+    /// Memory for the flight recorder's ring in bytes; `None`: nothing is recorded.
+    pub recorder: Option<u64>,
 }
 
 /// Why the live source cannot start.
@@ -97,6 +100,7 @@ pub struct Kernel {
     /// Connections being opened.
     pub(super) pending: Shared<Pending>,
     pub(super) counters: super::counters::Reader,
+    recorder: Option<Ring>,
 }
 
 /// The tracepoint hooks and their programs.
@@ -125,6 +129,8 @@ impl Kernel {
         let (resolved, coarse_clock) = resolve(Path::new(VMLINUX), &mut hooks).unzip();
         let coarse_clock = u32::from(coarse_clock == Some(true));
         let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout), coarse_clock)?;
+        let recorder = recorder::open(&mut ebpf, options.recorder.is_some())
+            .map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let (spaces, pending) =
             prepare(&mut ebpf, options).map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let mut any = false;
@@ -187,6 +193,7 @@ impl Kernel {
             spaces,
             pending,
             counters: super::counters::Reader::new(&options.netns),
+            recorder,
         };
         if kernel.has_census
             && let Err(error) = kernel.first_census()
@@ -211,6 +218,19 @@ impl Kernel {
     #[must_use]
     pub fn interfaces(&self) -> (Vec<String>, Vec<(String, String)>) {
         self.attachments.interfaces()
+    }
+
+    /// Names of the hooked interfaces by their index, each with whether its other end is a guest of this
+    /// host.
+    #[must_use]
+    pub fn interface_names(&self) -> BTreeMap<u32, (String, bool)> {
+        self.attachments.names()
+    }
+
+    /// What the flight recorder keeps, if it is on.
+    #[must_use]
+    pub const fn recorder(&self) -> Option<&Ring> {
+        self.recorder.as_ref()
     }
 
     /// Bytes that the maps take in the kernel, as the kernel itself reckons them (`memlock` of fdinfo).
@@ -291,6 +311,7 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
     // The rest of the table is for those whose port space is known.
     let strangers = plan.handshakes / 4 * 3;
     let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
+    let ring = recorder::Size::of(options.recorder);
     let mut loader = EbpfLoader::new();
     loader
         .override_global("COARSE_CLOCK", &coarse_clock, true)
@@ -302,6 +323,9 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         .override_global("MEMORY_SETS", &plan.memory_sets, true)
         .override_global("HANDSHAKE_SETS", &handshake_sets, true)
         .override_global("SOCKET_SETS", &socket_sets, true)
+        .override_global("RECORDER_SECTIONS", &ring.sections, true)
+        .override_global("RECORDER_SLOTS", &ring.slots, true)
+        .map_max_entries("RECORDER", ring.entries())
         .map_max_entries("HANDSHAKES", plan.handshakes)
         .map_max_entries("HANDSHAKE_TAGS", handshake_sets)
         // Index 0 of both is never given out.

@@ -44,6 +44,7 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
   Opened by   curl[4711] 80.2/s, 4,815 in all, 3 without a port, each for 80 ms, in
               /system.slice/batch.service
   Do          curl[4711] opens 80 connections/s of 80 ms each: reuse connections
+  Packets     /var/lib/tuplewatch/evidence/20251129T103005.123Z-l4_reuse.pcapng
   Alert       l4_reuse_in_time_wait/wire/responder/198.51.100.7/203.0.113.10:443
 
 ";
