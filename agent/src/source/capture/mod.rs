@@ -17,3 +17,4 @@ pub mod tables;
 mod tests;
 pub mod vantage;
 mod window;
+mod words;
