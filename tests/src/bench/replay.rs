@@ -135,7 +135,7 @@ impl Folder {
         let content = capture::write(&path, recipe)
             .with_context(|| format!("{}: needs {} bytes", path.display(), recipe.bytes()))?;
         let capture = Capture { path, content };
-        capture.into_page_cache()?;
+        capture.read_once()?;
         Ok(capture)
     }
 }
@@ -160,7 +160,7 @@ impl Drop for Capture {
 
 impl Capture {
     /// Reads the file once.
-    fn into_page_cache(&self) -> Result<()> {
+    fn read_once(&self) -> Result<()> {
         let (mut file, mut piece) = (File::open(&self.path)?, vec![0; 1 << 20]);
         while file.read(&mut piece)? > 0 {}
         Ok(())
