@@ -81,10 +81,13 @@ impl FourTuple {
     #[inline(always)]
     #[must_use]
     pub fn hash(&self) -> u64 {
-        // One multiplication for each end, folded so that the sum below is not linear in the ends.
+        // Folded so that the sum below is not linear in the ends. The port stands where neither the
+        // last bytes of an address nor any of an IPv4 address are: where it overlaps them, a port of
+        // one host is another one of its neighbour.
         let end = |address: &Address, port: u16| {
             let [hi, lo] = words(address);
-            let x = (hi ^ lo.rotate_left(23) ^ (u64::from(port) << 3))
+            let hi = hi.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+            let x = (hi ^ lo.rotate_left(23) ^ (u64::from(port) << 23))
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15);
             x ^ (x >> 32)
         };
@@ -234,6 +237,8 @@ impl PortSpaceKey {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
@@ -252,6 +257,37 @@ mod tests {
             ..t
         };
         assert_ne!(t.hash(), other.hash());
+    }
+
+    #[test]
+    fn neighbours_with_any_ports_have_hashes_of_their_own() {
+        let prefixes = [
+            v4_mapped([10, 0, 0, 0]),
+            *b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\0",
+        ];
+        for prefix in prefixes {
+            let mut hashes = std::vec::Vec::new();
+            let mut responder = prefix;
+            responder[14] = 1;
+            for host in 0..16 {
+                let mut initiator = prefix;
+                initiator[15] = host;
+                hashes.extend((0..=u16::MAX).map(|initiator_port| {
+                    let tuple = FourTuple {
+                        initiator,
+                        responder,
+                        responder_port: 443,
+                        initiator_port,
+                        pad: 0,
+                    };
+                    tuple.hash()
+                }));
+            }
+            let all = hashes.len();
+            hashes.sort_unstable();
+            hashes.dedup();
+            assert_eq!(hashes.len(), all);
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl AgentConfig {
         }
     }
 
-    fn binary(&self) -> Result<PathBuf> {
+    pub(crate) fn binary(&self) -> Result<PathBuf> {
         let path = self
             .binary
             .clone()

@@ -3,9 +3,11 @@
 //! Absolute times on a shared machine mean little. Each figure is taken against a baseline in the
 //! same round: an empty program on the same packets, the same load without an agent, a peer tool.
 
+mod capture;
 mod connections;
 mod footprint;
 mod packet;
+mod replay;
 mod traffic;
 
 use anyhow::Result;
@@ -34,6 +36,8 @@ pub enum Part {
     Connections,
     /// Memory, and time from the start to the first observation.
     Footprint,
+    /// Packets per second and memory of `replay`, against tcpdump and tshark.
+    Replay,
 }
 
 /// Runs what is asked for and prints a table.
@@ -57,6 +61,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if wanted(Part::Footprint) {
         footprint::run(options)?;
+    }
+    if wanted(Part::Replay) {
+        replay::run(options)?;
     }
     Ok(())
 }

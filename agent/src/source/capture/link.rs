@@ -67,7 +67,7 @@ impl Link {
     ///
     /// # Errors
     /// [`NotSegment`] says why there is no readable TCP segment.
-    #[inline]
+    #[inline(always)]
     pub fn find(self, bytes: &Captured<'_>) -> Result<Found, NotSegment> {
         let truncated = NotSegment::Truncated;
         let (mut direction, mut interface) = (None, 0);

@@ -17,4 +17,5 @@ pub mod tables;
 mod tests;
 pub mod vantage;
 mod window;
+mod words;
 pub mod write;

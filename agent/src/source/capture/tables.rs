@@ -7,10 +7,13 @@ use foldhash::fast::RandomState;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
     handshake::{Handshake, INITIATOR_IS_LOWER, Pending},
-    memory::Set,
+    memory::{Moved, Set, WAYS},
     observe::{Tables, Work, is_expired, sweep},
     record::{Event, FIRST_PORTS, Global, PortSpace, SpaceRef},
+    segment::{ACK, FIN, RST, SYN, Segment},
 };
+
+use super::words::{Words, prefetch};
 
 /// How much the tables hold.
 #[derive(Clone, Copy, Debug)]
@@ -86,10 +89,10 @@ pub struct InMemory {
     slots: Vec<Slot>,
     free: Vec<u32>,
     changed: Vec<u32>,
-    memory: Vec<Set>,
+    memory: Words,
     moved: Vec<u64>,
     moved_at: u64,
-    opening: Vec<u64>,
+    opening: Words,
     strangers: u64,
     events: Vec<Event>,
     globals: [u64; Global::COUNT as usize],
@@ -114,10 +117,10 @@ impl InMemory {
             slots: vec![Slot::default()],
             free: Vec::new(),
             changed: Vec::new(),
-            memory: vec![Set::default(); limits.memory_sets],
+            memory: Words::new(limits.memory_sets * WAYS),
             moved: vec![0; limits.moved_slots],
             moved_at: 0,
-            opening: vec![0; limits.opening_slots],
+            opening: Words::new(limits.opening_slots),
             strangers: 0,
             events: Vec::new(),
             globals: [0; Global::COUNT as usize],
@@ -180,6 +183,29 @@ impl InMemory {
     #[must_use]
     pub fn fill(&self) -> f64 {
         self.handshakes.len() as f64 / self.limits.handshakes as f64
+    }
+
+    /// Gets ready what a segment will need when its turn comes: the tables are larger than the caches.
+    #[inline]
+    pub fn expect(&self, segment: &Segment) {
+        let hash = segment.tuple.hash();
+        prefetch(self.opening.get(self.opening_slot(hash)));
+        if segment.flags & (SYN | FIN | RST) == 0 {
+            return;
+        }
+        let sets = self.memory.as_chunks::<WAYS>().0;
+        let set = sets.get(hash as usize & (sets.len() - 1));
+        prefetch(set.map(|set| &set[0]));
+        if segment.flags & (SYN | ACK) == SYN {
+            let hash = Moved::hash(&segment.tuple, segment.seq);
+            prefetch(self.moved.get(hash as usize & (self.moved.len() - 1)));
+        }
+    }
+
+    /// Where the number of connections being opened is.
+    #[inline]
+    fn opening_slot(&self, hash: u64) -> usize {
+        (hash >> 20) as usize & (self.opening.len() - 1)
     }
 
     /// Gives up every open that is due.
@@ -336,8 +362,9 @@ impl Tables for InMemory {
 
     #[inline]
     fn memory(&mut self, hash: u64) -> Option<&mut Set> {
-        let i = hash as usize & (self.memory.len() - 1);
-        self.memory.get_mut(i)
+        let sets = self.memory.as_chunks_mut().0;
+        let i = hash as usize & (sets.len() - 1);
+        sets.get_mut(i)
     }
 
     #[inline]
@@ -356,7 +383,7 @@ impl Tables for InMemory {
 
     #[inline]
     fn opening(&mut self, hash: u64) -> Option<&mut u64> {
-        let i = (hash >> 20) as usize & (self.opening.len() - 1);
+        let i = self.opening_slot(hash);
         self.opening.get_mut(i)
     }
 

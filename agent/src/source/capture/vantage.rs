@@ -6,11 +6,12 @@
 //! take a round trip.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     fmt::Write as _,
     net::IpAddr,
 };
 
+use foldhash::fast::RandomState;
 use tuplewatch_common::{
     address::{Address, FourTuple, Role},
     segment::{ACK, FIN, RST, SYN, Segment},
@@ -96,9 +97,9 @@ struct Timed {
 /// Collects what speaks for a vantage.
 #[derive(Default)]
 pub struct Votes {
-    ends: HashMap<Address, End>,
-    pairs: BTreeMap<(Address, Address), Pair>,
-    handshakes: HashMap<FourTuple, Timed>,
+    ends: HashMap<Address, End, RandomState>,
+    pairs: HashMap<(Address, Address), Pair, RandomState>,
+    handshakes: HashMap<FourTuple, Timed, RandomState>,
 }
 
 /// Each table takes no more than so many: a flood must not grow them.
@@ -216,7 +217,10 @@ impl Votes {
         let mut local = BTreeSet::new();
         let (mut by_ttl, mut by_time, mut between) = (BTreeSet::new(), BTreeSet::new(), 0);
         let mut open: Vec<(Address, Address)> = Vec::new();
-        for (&(low, high), votes) in &self.pairs {
+        // The order of the table is another one on each run.
+        let mut pairs: Vec<_> = self.pairs.iter().collect();
+        pairs.sort_unstable_by_key(|(pair, _)| *pair);
+        for (&(low, high), votes) in pairs {
             let near = |address| self.ends.get(address).is_some_and(|end| end.is_near());
             match (near(&low), near(&high)) {
                 (true, false) => by_ttl.insert((low, high)),

@@ -1,0 +1,120 @@
+//! Large tables of words, which are looked into at random.
+
+use std::{
+    alloc::{Layout, handle_alloc_error},
+    ops::{Deref, DerefMut},
+    ptr::{self, NonNull},
+    slice,
+};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Words that are all zero at first; memory is taken where they are used, in huge pages if the kernel
+/// gives them.
+///
+/// A table of 32 MiB has 8192 small pages, which no processor's TLB holds: each look would walk the
+/// page tables first. In huge pages it has 16.
+pub(super) struct Words {
+    /// What was mapped.
+    map: NonNull<u8>,
+    mapped: usize,
+    /// The first word, on the boundary of a huge page.
+    first: NonNull<u64>,
+    length: usize,
+}
+
+/// A huge page on x86-64, and on `AArch64` with small pages of 4 KiB.
+const HUGE: usize = 2 << 20;
+
+// SAFETY: the map is this value's own, like the memory of a box.
+unsafe impl Send for Words {}
+// SAFETY: as above; through a shared reference it is only read.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// So many words.
+    pub(super) fn new(length: usize) -> Self {
+        let layout = Layout::array::<u64>(length).expect("a table fits into the address space");
+        // Room to begin on a boundary; what is never touched takes no memory.
+        let mapped = layout.size().next_multiple_of(HUGE) + HUGE;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new anonymous map replaces no other one.
+        let map = unsafe { mmap_anonymous(ptr::null_mut(), mapped, protection, flags) };
+        let Some(map) = map.ok().and_then(|map| NonNull::new(map.cast::<u8>())) else {
+            handle_alloc_error(layout);
+        };
+        let before = map.align_offset(HUGE);
+        // SAFETY: less than `HUGE` bytes are before the boundary, and `mapped` has as many to spare.
+        let first = unsafe { map.add(before) };
+        // SAFETY: this range is within the map, and the advice does not change what is in it. It may be
+        // refused (a kernel without huge pages), which costs time only.
+        let _ = unsafe { madvise(first.as_ptr().cast(), mapped - HUGE, Advice::LinuxHugepage) };
+        Self {
+            map,
+            mapped,
+            first: first.cast(),
+            length,
+        }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and nobody borrows from it any more. It cannot fail.
+        let _ = unsafe { munmap(self.map.as_ptr().cast(), self.mapped) };
+    }
+}
+
+impl Deref for Words {
+    type Target = [u64];
+
+    #[inline]
+    fn deref(&self) -> &[u64] {
+        // SAFETY: `length` words from `first` on lie within the map, aligned and initialised with zeros.
+        unsafe { slice::from_raw_parts(self.first.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for Words {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as above; `&mut self` says that nobody else has them.
+        unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.length) }
+    }
+}
+
+/// Asks the processor for a word that will be needed soon. Nothing waits for it.
+#[inline]
+pub(super) fn prefetch(word: Option<&u64>) {
+    let Some(word) = word else { return };
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction; it changes nothing but the caches.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(word).cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: every `AArch64` has the instruction; it changes nothing but the caches.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) word, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    std::hint::black_box(*word);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_that_can_be_written() {
+        for length in [0, 1, 8192, (HUGE / 8) + 1] {
+            let mut words = Words::new(length);
+            assert_eq!(words.len(), length);
+            assert!(words.iter().all(|word| *word == 0));
+            words.fill(7);
+            prefetch(words.last());
+            assert!(words.iter().all(|word| *word == 7));
+        }
+    }
+}
