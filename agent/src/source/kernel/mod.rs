@@ -3,6 +3,7 @@
 pub mod attach;
 mod batch;
 mod census;
+mod chain;
 mod clock;
 mod counters;
 mod diagnostics;
@@ -17,8 +18,11 @@ mod shared;
 mod spaces;
 mod status;
 mod surroundings;
+mod trial;
 
-pub use clock::monotonic_ns;
+pub use chain::{Other, Way};
+pub use clock::{local_ports, monotonic_ns};
 pub use load::{Kernel, LoadError, Options};
-pub use plan::Plan;
+pub use plan::{Plan, cgroup_limit};
 pub use status::{HookStatus, Verdict};
+pub use trial::{Ran, Trial, trial};
