@@ -5,8 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
-
 use super::{SYSTEMD, directory, file};
 use crate::config::StateDir;
 
@@ -42,29 +40,22 @@ fn look(directory: PathBuf) -> Examined {
     }
 }
 
+/// By trying: rights are not all, the disk may be full or the file system read-only.
 fn unusable(directory: &Path) -> Option<String> {
-    // Whether it exists, and may be written to by this process: the agent would make what is missing.
-    let nearest = directory.ancestors().find(|path| path.exists())?;
-    let refused = |error: &dyn std::fmt::Display| {
-        Some(format!("{} cannot be written to: {error}", nearest.display()))
-    };
-    if !nearest.is_dir() {
-        return refused(&"it is not a directory");
-    }
-    let wanted = Access::WRITE_OK | Access::EXEC_OK;
-    if let Err(error) = accessat(CWD, nearest, wanted, AtFlags::EACCESS) {
-        return refused(&error);
-    }
-    // Rights are not all: the disk may be full.
+    let missing: Vec<_> = directory.ancestors().take_while(|p| !p.exists()).collect();
     let probe = directory.join(format!(".doctor-{}", std::process::id()));
-    if nearest == directory {
-        let written = fs::write(&probe, [0; 4096]);
-        let _ = fs::remove_file(&probe);
-        if let Err(error) = written {
-            return refused(&error);
-        }
+    let refused = match fs::create_dir_all(directory) {
+        Ok(()) => fs::write(&probe, [0; 4096])
+            .err()
+            .map(|error| format!("it cannot be written to: {error}")),
+        Err(error) => Some(format!("it cannot be made: {error}")),
+    };
+    let _ = fs::remove_file(&probe);
+    for made in missing {
+        // Only if it is empty.
+        let _ = fs::remove_dir(made);
     }
-    None
+    refused
 }
 
 #[cfg(test)]
@@ -83,7 +74,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         let missing = folder.path().join("not/yet");
         assert_eq!(at(&missing).unusable, None);
-        assert!(!missing.exists());
+        assert!(!folder.path().join("not").exists());
         assert_eq!(examine(&StateDir::Off), None);
     }
 
@@ -93,9 +84,12 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let why = at(&file.join("state")).unusable.unwrap();
-        assert!(why.ends_with("cannot be written to: it is not a directory"), "{why}");
+        assert!(
+            why.starts_with("it cannot be made: Not a directory"),
+            "{why}"
+        );
         let why = at(Path::new("/proc/self")).unusable.unwrap();
-        assert!(why.starts_with("/proc/self cannot be written to: "), "{why}");
+        assert!(why.starts_with("it cannot be written to: "), "{why}");
         fs::write(folder.path().join(file::NAME), "{").unwrap();
         let damaged = at(folder.path()).damaged.unwrap();
         assert!(damaged.contains("damaged"), "{damaged}");

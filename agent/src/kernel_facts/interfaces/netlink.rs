@@ -32,10 +32,7 @@ pub(super) enum Dump {
     /// `RTM_GETQDISC`, of all interfaces.
     Qdiscs,
     /// `RTM_GETTFILTER` of an interface, below this parent.
-    Filters {
-        index: u32,
-        parent: u32,
-    },
+    Filters { index: u32, parent: u32 },
 }
 
 /// `struct tcmsg` of <linux/rtnetlink.h> as it is sent: family, interface, handle, parent, info.

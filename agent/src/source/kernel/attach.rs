@@ -129,7 +129,7 @@ impl Attachments {
 
     /// The verdict of the packet hook, unless it could not even be loaded.
     pub(super) fn status(&self) -> Option<HookStatus> {
-        self.options.as_ref()?;
+        let options = self.options.as_ref()?;
         let names: Vec<_> = self
             .hooked
             .values()
@@ -142,7 +142,11 @@ impl Attachments {
             .collect();
         let problems: Vec<_> = self.error.iter().cloned().chain(failed).collect();
         let (verdict, why) = if names.is_empty() {
-            let why = if problems.is_empty() {
+            let is_asked_for = !options.include.is_empty();
+            let why = if problems.is_empty() && is_asked_for {
+                "no interface that was asked for is up; they are looked for again on every change"
+                    .to_owned()
+            } else if problems.is_empty() {
                 "no interface with a route is up; it is looked for again on every change".to_owned()
             } else {
                 problems.join("; ")
@@ -213,7 +217,9 @@ impl Kernel {
     /// The kernel's numbers of those of our classifiers that are loaded.
     pub(super) fn own_numbers(&mut self) -> BTreeSet<u32> {
         let numbers = CLASSIFIERS.iter();
-        numbers.filter_map(|name| number(&mut self.ebpf, name)).collect()
+        numbers
+            .filter_map(|name| number(&mut self.ebpf, name))
+            .collect()
     }
 
     /// Takes the packet hook off all interfaces, and every qdisc away that was made for it.
@@ -303,10 +309,7 @@ fn sides(interface: &Interface) -> Vec<(&'static str, Side)> {
     if interface.kind == "loopback" {
         return vec![(egress, Side::Egress)];
     }
-    vec![
-        (ingress, Side::Ingress),
-        (egress, Side::Egress),
-    ]
+    vec![(ingress, Side::Ingress), (egress, Side::Egress)]
 }
 
 /// The kernel's number of one of our programs.
@@ -329,11 +332,8 @@ fn attach(
     };
     let classifier = load_classifier(ebpf, program).map_err(|e| chain(&e))?;
     // By trying, not by version: distributions backport.
-    let tcx = classifier.attach_with_options(
-        name,
-        side,
-        TcAttachOptions::TcxOrder(LinkOrder::first()),
-    );
+    let tcx =
+        classifier.attach_with_options(name, side, TcAttachOptions::TcxOrder(LinkOrder::first()));
     let tcx_error = match tcx {
         Ok(link) => return Ok((link, true)),
         Err(error) => error,

@@ -107,6 +107,10 @@ const TRACEPOINTS: [(Hook, &str); 4] = [
     (Hook::ReceiveReset, "tcp_receive_reset"),
 ];
 
+/// What is lost without the packet hook.
+pub const PACKET_LOSS: &str =
+    "nothing on the wire is seen: bare ACKs at the responder, reuse intervals, pools";
+
 /// Classifiers, by the name that also marks them on the interfaces.
 pub(super) const CLASSIFIERS: [&str; 4] = [
     "tuplewatch_in",
@@ -177,10 +181,8 @@ impl Kernel {
                     name: "packet".into(),
                     verdict: Verdict::Off,
                     why: error,
-                    lost: "nothing on the wire is seen: bare ACKs at the responder, reuse \
-                           intervals, pools"
-                        .into(),
-                    remedy: "It needs CAP_BPF and CAP_NET_ADMIN".into(),
+                    lost: PACKET_LOSS.into(),
+                    remedy: "It needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN".into(),
                 });
                 Attachments::off()
             }
@@ -369,6 +371,10 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
             text = format!("{text}: {more}");
         }
         source = cause.source();
+    }
+    // What aya says before an empty log.
+    if let Some(before) = text.trim_end().strip_suffix(". Verifier output:") {
+        text.truncate(before.len());
     }
     const KEPT: usize = 600;
     let flat: Vec<&str> = text

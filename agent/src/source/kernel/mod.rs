@@ -22,7 +22,7 @@ mod trial;
 
 pub use chain::{Other, Way};
 pub use clock::{local_ports, monotonic_ns};
-pub use load::{Kernel, LoadError, Options};
+pub use load::{Kernel, LoadError, Options, PACKET_LOSS};
 pub use plan::{Plan, cgroup_limit};
 pub use status::{HookStatus, Verdict};
 pub use trial::{Ran, Trial, trial};

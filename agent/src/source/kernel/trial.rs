@@ -24,6 +24,8 @@ pub struct Trial {
     pub refused: Option<String>,
     /// It is nothing but the rights.
     pub is_permission: bool,
+    /// The packet hook could be loaded, whether or not there is an interface for it.
+    pub is_packet_loaded: bool,
     /// Interfaces that were hooked.
     pub hooked: Vec<(String, Way)>,
     /// Interfaces that should have been and were not, with the reason.
@@ -95,6 +97,7 @@ impl Trial {
 impl Kernel {
     fn try_all(&mut self, trial: &mut Trial) {
         let is_packet_loaded = self.attachments.is_on();
+        trial.is_packet_loaded = is_packet_loaded;
         // Before the first interface is hooked, so that it is for a short time.
         let spare = is_packet_loaded.then(|| self.load_spare()).flatten();
         if is_packet_loaded {
