@@ -109,7 +109,10 @@ fn as_root_all_is_attached_and_nothing_is_left() -> Result<()> {
     let interface = said.check("interface", Some("eth0"));
     let found = interface["found"].as_str().context("found")?;
     assert!(found.starts_with("hooked by tcx: "), "{found}");
-    assert_eq!(said.check("chain", Some("eth0"))["found"], "no other program");
+    assert_eq!(
+        said.check("chain", Some("eth0"))["found"],
+        "no other program"
+    );
     assert_eq!(said.check("census", None)["level"], "ok");
     // A host of the lab is a container's network, not the machine's.
     assert_eq!(said.of_level("warn"), ["network_namespace"]);
@@ -134,10 +137,13 @@ fn as_root_all_is_attached_and_nothing_is_left() -> Result<()> {
 #[test]
 fn both_formats_have_the_same_checks() -> Result<()> {
     let pair = Pair::new(PairConfig::default())?;
-    let json = as_root(&pair.server, &["--interface", "eth*,nothing"])?;
+    let json = as_root(
+        &pair.server,
+        &["--interface", "eth*", "--interface", "nothing"],
+    )?;
     let binary = AgentConfig::default().binary()?;
     let mut command = Command::new(binary);
-    command.args(["doctor", "--interface", "eth*,nothing"]);
+    command.args(["doctor", "--interface", "eth*", "--interface", "nothing"]);
     let text = pair.server.exec_command(command, None)?;
     assert_eq!(text.status.code(), Some(0), "{}", text.stdout);
     let first_lines = text.stdout.lines().filter_map(|line| {
@@ -161,7 +167,11 @@ fn both_formats_have_the_same_checks() -> Result<()> {
         }
         let is_told = |field: &str| check[field].as_str().is_some_and(|text| !text.is_empty());
         assert!(is_told("found"), "{check}");
-        assert_eq!(check["level"] != "ok", is_told("lost") && is_told("remedy"), "{check}");
+        assert_eq!(
+            check["level"] != "ok",
+            is_told("lost") && is_told("remedy"),
+            "{check}"
+        );
     }
     let last = text.stdout.lines().last().context("no line")?;
     assert!(text.stdout.contains("0 failed"), "{last}");
@@ -195,8 +205,15 @@ fn each_missing_right_is_told_with_what_is_left() -> Result<()> {
         let check = said.check("capability", Some(&name));
         assert_eq!(check["level"], "fail");
         let remedy = check["remedy"].as_str().context("remedy")?;
-        assert!(remedy.contains("sudo") && remedy.contains(&name), "{remedy}");
-        assert_eq!(said.report["left"], left, "without {missing}: {:#}", said.report);
+        assert!(
+            remedy.contains("sudo") && remedy.contains(&name),
+            "{remedy}"
+        );
+        assert_eq!(
+            said.report["left"], left,
+            "without {missing}: {:#}",
+            said.report
+        );
         assert!(wait_for(10 * SECOND, || said.held.is_gone()));
     }
 
@@ -230,7 +247,11 @@ fn a_plain_user_is_told_of_replay() -> Result<()> {
     command.arg("doctor");
     let text = pair.server.exec_command(command, None)?;
     assert_eq!(text.status.code(), Some(1));
-    assert!(text.stdout.contains("`tuplewatch replay CAPTURE`"), "{}", text.stdout);
+    assert!(
+        text.stdout.contains("`tuplewatch replay CAPTURE`"),
+        "{}",
+        text.stdout
+    );
     Ok(())
 }
 
@@ -283,7 +304,10 @@ fn a_wrong_configuration_is_named_with_its_line() -> Result<()> {
     let found = |at: &str| {
         let head = format!("{file}:{at}");
         problems.iter().any(|p| {
-            p["level"] == "fail" && p["found"].as_str().is_some_and(|text| text.starts_with(&head))
+            p["level"] == "fail"
+                && p["found"]
+                    .as_str()
+                    .is_some_and(|text| text.starts_with(&head))
         })
     };
     assert!(found("2:1:") && found("4:"), "{problems:#?}");
@@ -317,13 +341,22 @@ fn foreign_programs_are_listed_and_stay() -> Result<()> {
     let check = said.check("chain", Some("eth0"));
     let found = check["found"].as_str().context("found")?;
     assert!(found.starts_with("program "), "{found}");
-    assert!(found.contains("(ingress, tcx), foreign_ok (ingress, clsact)"), "{found}");
+    assert!(
+        found.contains("(ingress, tcx), foreign_ok (ingress, clsact)"),
+        "{found}"
+    );
     Ok(())
 }
 
 fn filters(host: &Host, side: TcAttachType) -> Result<String> {
-    let side = if side == TcAttachType::Ingress { "ingress" } else { "egress" };
-    Ok(host.exec("tc", ["filter", "show", "dev", "eth0", side])?.stdout)
+    let side = if side == TcAttachType::Ingress {
+        "ingress"
+    } else {
+        "egress"
+    };
+    Ok(host
+        .exec("tc", ["filter", "show", "dev", "eth0", side])?
+        .stdout)
 }
 
 /// Where tcx takes no more (as where there is none) it is tried with clsact, beside an agent that is at
@@ -339,7 +372,11 @@ fn where_tcx_is_full_clsact_is_tried_and_taken_away() -> Result<()> {
     let found = interface["found"].as_str().context("found")?;
     assert!(found.starts_with("hooked by clsact"), "{found}");
     assert_eq!(said.code, Some(0), "{:#}", said.report);
-    assert_eq!(said.check("chain", Some("eth0"))["level"], "warn", "others come first");
+    assert_eq!(
+        said.check("chain", Some("eth0"))["level"],
+        "warn",
+        "others come first"
+    );
     assert_eq!(qdiscs(&pair.server)?, before);
 
     let agent = support::watch(&pair.server, &[])?;
@@ -350,7 +387,10 @@ fn where_tcx_is_full_clsact_is_tried_and_taken_away() -> Result<()> {
     for (side, before) in SIDES.into_iter().zip(ours) {
         let (before, after) = (before?, filters(&pair.server, side)?);
         assert!(before.contains("tuplewatch_"), "{before}");
-        assert_eq!(after, before, "the agent's filters are still there, and no other");
+        assert_eq!(
+            after, before,
+            "the agent's filters are still there, and no other"
+        );
     }
     assert_eq!(agent.terminate()?.code(), Some(0));
     Ok(())
@@ -383,8 +423,13 @@ fn an_agent_that_runs_is_asked_and_not_disturbed() -> Result<()> {
     support::fresh(&agent)?;
     let said = as_root(&pair.server, &[])?;
     assert_eq!(said.code, Some(0), "{:#}", said.report);
-    let http = said.check("http", None)["found"].as_str().context("found")?;
-    assert!(http.contains(&format!("(process {}, since ", agent.pid())), "{http}");
+    let http = said.check("http", None)["found"]
+        .as_str()
+        .context("found")?;
+    assert!(
+        http.contains(&format!("(process {}, since ", agent.pid())),
+        "{http}"
+    );
     assert_eq!(said.check("agent", None)["level"], "ok");
     let chain = said.check("chain", Some("eth0"));
     assert_eq!(chain["level"], "ok");
@@ -411,7 +456,10 @@ fn a_taken_address_is_told() -> Result<()> {
     assert_eq!(asked_for.code, Some(1));
     let check = asked_for.check("http", None);
     assert_eq!(check["level"], "fail");
-    assert!(check["lost"].to_string().contains("does not start"), "{check}");
+    assert!(
+        check["lost"].to_string().contains("does not start"),
+        "{check}"
+    );
     Ok(())
 }
 

@@ -90,3 +90,67 @@ fn judge(facts: &Facts, time: String) -> Report {
     checks.push(services::state(facts.state.as_ref()));
     Report::new(time, hooks::left(trial, facts.asked_for), checks)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOC: &str = include_str!("../../../docs/doctor.md");
+
+    fn facts() -> Facts {
+        Facts {
+            configuration: Configuration::default(),
+            rights: rights::Rights::default(),
+            kernel: kernel::Kernel::default(),
+            trial: Trial::default(),
+            asked_for: false,
+            ports: None,
+            receivers: Ok(Vec::new()),
+            listen: Listen::Off,
+            place: None,
+            state: None,
+        }
+    }
+
+    /// The names in the first column of a table.
+    fn table<'a>(doc: &'a str, heading: &str) -> Vec<&'a str> {
+        let start = doc.find(heading).unwrap() + heading.len();
+        let section = doc[start..].split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        rows.filter_map(|row| row.split('`').next()).collect()
+    }
+
+    #[test]
+    fn the_documentation_has_every_check_in_its_order() {
+        assert_eq!(table(DOC, "\n## Checks"), NAMES);
+    }
+
+    #[test]
+    fn the_documentation_has_every_field() {
+        let report = judge(&facts(), "2025-11-29T10:30:05.123Z".to_owned());
+        let report = serde_json::to_value(&report).unwrap();
+        let mut fields: Vec<String> = report.as_object().unwrap().keys().cloned().collect();
+        let check = report["checks"][0].as_object().unwrap().keys();
+        fields.extend(check.map(|field| format!("checks[].{field}")));
+        fields.sort();
+        let mut documented = table(DOC, "\n## JSON");
+        documented.sort_unstable();
+        assert_eq!(documented, fields);
+    }
+
+    #[test]
+    fn the_worst_check_is_the_result_and_all_stand_in_order() {
+        let mut facts = facts();
+        let report = judge(&facts, String::new());
+        assert_eq!(report.result, Level::Fail, "no rights at all");
+        assert!(!report.is_fine());
+        let place = |check: &Check| NAMES.iter().position(|name| *name == check.name).unwrap();
+        assert!(report.checks.is_sorted_by_key(place));
+        facts.rights.capabilities = u64::MAX;
+        let report = judge(&facts, String::new());
+        // No cgroups, no ports.
+        assert_eq!(report.result, Level::Warn);
+        assert!(report.is_fine());
+        assert_eq!(report.count(Level::Fail), 0);
+    }
+}
