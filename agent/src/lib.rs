@@ -6,6 +6,7 @@
 pub mod command;
 pub mod config;
 pub mod core;
+pub mod doctor;
 pub mod enrich;
 pub mod kernel_facts;
 pub mod log;

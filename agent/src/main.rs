@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tuplewatch::command::{self, config::ConfigCommand, replay::ReplayArgs, run::RunArgs};
+use tuplewatch::command::{
+    self, config::ConfigCommand, doctor::DoctorArgs, replay::ReplayArgs, run::RunArgs,
+};
 
 /// Watches the TCP four-tuples of a Linux host: says when the source ports in front of a destination
 /// run out, why, and who spends them.
@@ -20,6 +22,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Give a capture (pcap or pcapng) the verdict that the live agent would have given.
     Replay(Box<ReplayArgs>),
+    /// Say what works on this host, what does not, and what would help.
+    Doctor(Box<DoctorArgs>),
     /// Print or check the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -29,6 +33,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => command::run::run(&args).map(|()| 0),
         Command::Replay(args) => command::replay::run(&args),
+        Command::Doctor(args) => command::doctor::run(&args),
         Command::Config(what) => command::config::run(&what).map(|()| 0),
     };
     match result {

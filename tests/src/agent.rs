@@ -31,7 +31,11 @@ impl AgentConfig {
         }
     }
 
-    pub(crate) fn binary(&self) -> Result<PathBuf> {
+    /// Where the binary is.
+    ///
+    /// # Errors
+    /// If it is missing.
+    pub fn binary(&self) -> Result<PathBuf> {
         let path = self
             .binary
             .clone()

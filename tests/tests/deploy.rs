@@ -4,22 +4,19 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use support::SECOND;
-use tempfile::TempDir;
+use support::confined::{Binary, NOBODY};
 use tuplewatch_tests::prelude::*;
 
 /// Least confined that the unit may be, in tenths: what `systemd-analyze security` calls exposure.
 const EXPOSURE: &str = "20";
 /// Oldest and newest Kubernetes that the manifest is for, and one that many run.
 const KUBERNETES: [&str; 3] = ["1.31", "1.33", "1.37"];
-/// Somebody who owns nothing.
-const NOBODY: u32 = 65534;
 
 fn deploy(file: &str) -> Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -75,55 +72,6 @@ fn plain(capabilities: &[String]) -> Vec<String> {
     plain.collect()
 }
 
-/// The agent where everybody may start it.
-struct Binary {
-    path: PathBuf,
-    _folder: TempDir,
-}
-
-impl Binary {
-    /// A copy of the program that the lab starts, wherever it finds it.
-    fn of(host: &Host) -> Result<Self> {
-        let agent = host.agent(AgentConfig::default())?;
-        let running = PathBuf::from(format!("/proc/{}/exe", agent.pid()));
-        let folder = tempfile::tempdir()?;
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
-        let path = folder.path().join("tuplewatch");
-        fs::copy(running, &path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        agent.kill9();
-        Ok(Self {
-            path,
-            _folder: folder,
-        })
-    }
-
-    /// The agent as user `uid` with these capabilities and no way to more.
-    fn confined(&self, uid: u32, capabilities: &[String]) -> Command {
-        let mut set = "-all".to_owned();
-        for capability in capabilities {
-            set.push_str(",+");
-            set.push_str(capability);
-        }
-        let id = uid.to_string();
-        let mut command = Command::new("setpriv");
-        command
-            .args([
-                "--reuid",
-                &id,
-                "--regid",
-                &id,
-                "--clear-groups",
-                "--no-new-privs",
-            ])
-            .args(["--inh-caps", &set, "--bounding-set", &set])
-            // Root gets its rights at the start of a program by itself.
-            .args(["--ambient-caps", if uid == 0 { "-all" } else { &set }])
-            .arg(&self.path);
-        command
-    }
-}
-
 /// The states of all hooks once the agent is ready; its last words if it ends before.
 fn hooks(agent: &Proc) -> Result<Vec<(String, String)>> {
     let ready = agent.find_stdout(0, 60 * SECOND, |line| line.contains("\"type\":\"ready\""));
@@ -158,8 +106,7 @@ fn checked(program: &Path, args: &[&str], file: &Path) -> Result<(bool, String)>
 /// systemd takes the unit without a word, and what it would object to is noticed.
 #[test]
 fn the_unit_is_valid() -> Result<()> {
-    let lab = Lab::new()?;
-    let binary = Binary::of(&lab.host("host")?)?;
+    let binary = Binary::new()?;
     let text = deploy("tuplewatch.service")?;
     let path = binary.path.display().to_string();
     // The program must exist.
@@ -203,7 +150,7 @@ fn the_rights_of_the_unit_suffice_and_none_can_be_spared() -> Result<()> {
     let rights = plain(&unit("CapabilityBoundingSet")?);
     assert_eq!(rights, plain(&unit("AmbientCapabilities")?));
     let pair = Pair::new(PairConfig::default())?;
-    let binary = Binary::of(&pair.server)?;
+    let binary = Binary::new()?;
     let start = |rights: &[String]| {
         let mut command = binary.confined(NOBODY, rights);
         command.args(["run", "--format", "json", "--summary-interval", "1s"]);
@@ -303,7 +250,7 @@ fn the_container_of_the_manifest_works() -> Result<()> {
     let uid = u32::try_from(security["runAsUser"].as_u64().context("runAsUser")?)?;
 
     let pair = Pair::new(PairConfig::default())?;
-    let binary = Binary::of(&pair.server)?;
+    let binary = Binary::new()?;
     let mut command = binary.confined(uid, &rights);
     command.args(texts(&container["args"]));
     let agent = pair.server.spawn("tuplewatch", command)?;

@@ -3,89 +3,13 @@
 
 mod support;
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, Result};
-use aya::Ebpf;
-use aya::maps::PerCpuArray;
-use aya::programs::tc::{self, NlOptions, TcAttachOptions, TcHandle};
-use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use aya::programs::{LinkOrder, TcAttachType};
+use support::confined::{Binary, NOBODY};
+use support::foreign::{Foreign, SIDES};
 use support::kernel::{chain, is_hooked};
 use support::{Place, SECOND, fresh, nothing_told, total, watch};
 use tuplewatch_tests::prelude::*;
-
-const SIDES: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
-
-/// A program of somebody else on both sides of an interface; gone when dropped.
-struct Foreign {
-    ebpf: Ebpf,
-}
-
-/// The object of the foreign program: `$TUPLEWATCH_FOREIGN_OBJECT`, else where `cargo xtask build`
-/// puts it.
-fn object() -> Result<Vec<u8>> {
-    let path = std::env::var_os("TUPLEWATCH_FOREIGN_OBJECT").map_or_else(
-        || {
-            PathBuf::from(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/../target/bpf/tuplewatch-ebpf-foreign.o"
-            ))
-        },
-        PathBuf::from,
-    );
-    std::fs::read(&path).with_context(|| {
-        format!(
-            "{} is missing: `cargo xtask build`, or set TUPLEWATCH_FOREIGN_OBJECT",
-            path.display()
-        )
-    })
-}
-
-impl Foreign {
-    fn attach(host: &Host, how: impl Fn() -> TcAttachOptions + Sync) -> Result<Self> {
-        let object = object()?;
-        host.in_ns(|| -> Result<Self> {
-            let mut ebpf = Ebpf::load(&object)?;
-            let program: &mut SchedClassifier = ebpf
-                .program_mut("foreign_ok")
-                .context("foreign_ok")?
-                .try_into()?;
-            program.load()?;
-            for side in SIDES {
-                let link = program.attach_with_options("eth0", side, how())?;
-                if matches!(how(), TcAttachOptions::Netlink(_)) {
-                    // It would be detached by its interface's number, in whatever namespace the
-                    // dropping thread is in. It goes with the host.
-                    std::mem::forget(program.take_link(link)?);
-                }
-            }
-            Ok(Self { ebpf })
-        })?
-    }
-
-    /// At this place of the tcx chains.
-    fn tcx(host: &Host, order: impl Fn() -> LinkOrder + Sync) -> Result<Self> {
-        Self::attach(host, || TcAttachOptions::TcxOrder(order()))
-    }
-
-    /// As filters of a clsact qdisc, as before Linux 6.6.
-    fn clsact(host: &Host) -> Result<Self> {
-        host.in_ns(|| tc::qdisc_add_clsact("eth0"))??;
-        Self::attach(host, || {
-            TcAttachOptions::Netlink(NlOptions {
-                priority: 1,
-                handle: TcHandle::new(0, 1),
-                ..NlOptions::default()
-            })
-        })
-    }
-
-    /// How many packets it has seen.
-    fn runs(&self) -> Result<u64> {
-        let map = PerCpuArray::<_, u64>::try_from(self.ebpf.map("RUNS").context("RUNS")?)?;
-        Ok(map.get(&0, 0)?.iter().sum())
-    }
-}
 
 /// Makes 20 connections: the agent must count them all, and the foreign program must see the packets
 /// of every one.
@@ -155,6 +79,24 @@ fn a_tcx_program_after_us() -> Result<()> {
             chain(&pair.server, "eth0", side).is_ok_and(|c| c == ["foreign_ok"])
         }));
     }
+    Ok(())
+}
+
+/// With the rights of the unit alone, which do not let it know the names of other people's programs.
+#[test]
+fn the_first_place_is_kept_without_cap_sys_admin() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let binary = Binary::new()?;
+    let rights = ["bpf", "perfmon", "net_admin"].map(str::to_owned);
+    let mut command = binary.confined(NOBODY, &rights);
+    command.args(["run", "--format", "json"]);
+    let agent = pair.server.spawn("tuplewatch", command)?;
+    let hooked = || is_hooked(&pair.server, "eth0");
+    assert!(wait_for(60 * SECOND, hooked), "{}", agent.describe());
+    let _foreign = Foreign::tcx(&pair.server, LinkOrder::first)?;
+    assert!(!is_hooked(&pair.server, "eth0"));
+    assert!(wait_for(20 * SECOND, hooked), "{}", agent.describe());
+    assert!(agent.terminate(10 * SECOND)?.success());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The commands of the binary.
 
 pub mod config;
+pub mod doctor;
 mod flags;
 pub mod replay;
 pub mod run;

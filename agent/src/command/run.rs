@@ -161,7 +161,8 @@ fn recorder(config: &Config, clock: &WallClock) -> Result<Option<Recorder>, Fail
         })
 }
 
-fn options(config: &Config) -> anyhow::Result<Options> {
+/// What the live source is asked to do.
+pub(super) fn options(config: &Config) -> anyhow::Result<Options> {
     let mut plan = config
         .map_memory
         .map_or_else(Plan::for_host, Plan::for_bytes);

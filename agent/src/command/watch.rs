@@ -215,13 +215,13 @@ impl Agent {
     fn ready(&self) -> Ready {
         let (interfaces, unseen) = self.kernel.interfaces();
         let hooks = self.kernel.hooks().into_iter().map(|h| HookState {
+            detail: h.detail(),
             name: h.name,
             status: match h.verdict {
                 Verdict::Ok => HookStatus::Ok,
                 Verdict::Degraded => HookStatus::Degraded,
                 Verdict::Off => HookStatus::Off,
             },
-            detail: h.detail,
         });
         Ready {
             hooks: hooks.collect(),

@@ -15,6 +15,14 @@ const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// A host has hundreds of them; something is wrong beyond this.
 const MOST: usize = 20_000;
 
+/// Where cgroup v2 is mounted, if it is.
+#[must_use]
+pub fn mount() -> Option<&'static str> {
+    // The unified hierarchy is the one that has this file everywhere.
+    let is_unified = |mount: &&str| Path::new(mount).join("cgroup.controllers").exists();
+    MOUNTS.into_iter().find(is_unified)
+}
+
 impl Cgroups {
     /// Gives the processes of changed findings the paths of their control groups.
     pub fn name(&mut self, changes: &mut [Change]) {
@@ -46,12 +54,8 @@ impl Cgroups {
 
     fn read(&mut self) {
         self.paths.clear();
-        for mount in MOUNTS {
-            // The unified hierarchy is the one that has this file everywhere.
-            if Path::new(mount).join("cgroup.controllers").exists() {
-                self.walk(Path::new(mount), "/");
-                return;
-            }
+        if let Some(mount) = mount() {
+            self.walk(Path::new(mount), "/");
         }
     }
 

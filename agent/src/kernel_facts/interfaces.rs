@@ -16,6 +16,7 @@
 
 mod changes;
 mod choose;
+pub mod clsact;
 mod netlink;
 mod snapshot;
 #[cfg(test)]
@@ -84,6 +85,8 @@ pub struct Unseen {
     pub name: String,
     /// Why not, for people.
     pub reason: String,
+    /// Packets may pass there that nobody wished to leave out.
+    pub missed: bool,
 }
 
 /// What was decided.

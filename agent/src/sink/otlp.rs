@@ -32,6 +32,7 @@ use crate::core::{
     time::Moment,
 };
 
+mod reach;
 mod resource;
 mod settings;
 mod spool;
@@ -39,6 +40,7 @@ mod transport;
 mod watch;
 
 pub use opentelemetry_sdk::metrics::Temporality as MetricTemporality;
+pub use reach::{Reached, reach};
 pub use settings::{OtlpConfig, OtlpError, Protocol};
 
 use settings::Settings;

@@ -14,6 +14,7 @@ use crate::core::{
 };
 
 mod block;
+mod checks;
 mod screen;
 mod style;
 mod table;
@@ -21,6 +22,7 @@ mod table;
 mod tests;
 mod text;
 
+pub use checks::checks;
 pub use screen::{Messages, Screen};
 
 use block::{Format, Told};

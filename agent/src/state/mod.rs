@@ -3,6 +3,7 @@
 //! One file in one directory, replaced as a whole. Whatever is wrong with either is warned of, and the
 //! agent runs without: it is there to watch, not to keep files.
 
+mod examine;
 mod file;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,8 @@ use tracing::{info, warn};
 use crate::{config::StateDir, core::saved::Saved, sink::WallClock};
 use file::Stamp;
 use writer::Writer;
+
+pub use examine::{Examined, examine};
 
 /// What systemd sets for `StateDirectory=`: paths separated by colons.
 const SYSTEMD: &str = "STATE_DIRECTORY";

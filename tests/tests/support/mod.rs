@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod confined;
+pub mod foreign;
 pub mod kernel;
 
 use std::collections::BTreeSet;

@@ -38,7 +38,7 @@ impl<'a> Chooser<'a> {
             let why = match self.snapshot.routed.get(&link.index) {
                 _ if link.loopback => {
                     if link.up {
-                        self.miss(
+                        self.leave(
                             link,
                             "traffic of the host with itself; ask for it by its name",
                         );
@@ -82,6 +82,7 @@ impl<'a> Chooser<'a> {
                 self.unseen.insert(Unseen {
                     name: pattern.clone(),
                     reason: "there is no such interface".to_owned(),
+                    missed: true,
                 });
             }
             for link in found {
@@ -99,7 +100,7 @@ impl<'a> Chooser<'a> {
         let covered = self.covered();
         for interface in choose(self.snapshot, &Options::default()).chosen {
             if !covered.contains(&interface.index) {
-                self.miss(&self.snapshot.links[&interface.index], "not asked for");
+                self.leave(&self.snapshot.links[&interface.index], "not asked for");
             }
         }
     }
@@ -121,12 +122,12 @@ impl<'a> Chooser<'a> {
         let why_below = format!("below {} ({why})", link.name);
         if below.is_empty() {
             if is_switch(link) {
-                self.miss(link, "it has no member");
+                self.leave(link, "it has no member");
             } else {
                 self.take(link, why);
             }
         } else if below.iter().all(|lower| !lower.up) {
-            self.miss(link, "nothing below it is up");
+            self.leave(link, "nothing below it is up");
         } else {
             for lower in below.into_iter().filter(|lower| lower.up) {
                 self.descend(lower, &why_below, depth + 1);
@@ -155,19 +156,30 @@ impl<'a> Chooser<'a> {
     /// True, and noted, if the interface is down or excluded.
     fn refuses(&mut self, link: &Link) -> bool {
         if let Some(pattern) = self.exclude.iter().find(|p| fits(p, &link.name)) {
-            self.miss(link, &format!("excluded by `{pattern}`"));
+            self.leave(link, &format!("excluded by `{pattern}`"));
             return true;
         }
         if !link.up {
-            self.miss(link, "it is down");
+            self.leave(link, "it is down");
         }
         !link.up
     }
 
+    /// Notes an interface whose packets should be seen and are not.
     fn miss(&mut self, link: &Link, reason: &str) {
+        self.note(link, reason, true);
+    }
+
+    /// Notes one that carries nothing, or is left out as it should be.
+    fn leave(&mut self, link: &Link, reason: &str) {
+        self.note(link, reason, false);
+    }
+
+    fn note(&mut self, link: &Link, reason: &str, missed: bool) {
         self.unseen.insert(Unseen {
             name: link.name.clone(),
             reason: reason.to_owned(),
+            missed,
         });
     }
 

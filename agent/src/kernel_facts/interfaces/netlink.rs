@@ -1,4 +1,4 @@
-//! Dumps of the kernel's routing tables over netlink (`rtnetlink(7)`).
+//! Dumps of the kernel's routing tables and queueing disciplines over netlink (`rtnetlink(7)`).
 //!
 //! Only the few attributes that are wanted are decoded, so that what newer kernels add or change in the others
 //! cannot make a message unreadable.
@@ -6,7 +6,7 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
     NlasIterator,
 };
 use rustix::fd::OwnedFd;
@@ -29,6 +29,16 @@ pub(super) enum Dump {
     Routes(u8),
     /// `RTM_GETNEXTHOP`.
     NextHops,
+    /// `RTM_GETQDISC`, of all interfaces.
+    Qdiscs,
+    /// `RTM_GETTFILTER` of an interface, below this parent.
+    Filters { index: u32, parent: u32 },
+}
+
+/// `struct tcmsg` of <linux/rtnetlink.h> as it is sent: family, interface, handle, parent, info.
+pub(super) fn traffic_control(index: u32, handle: u32, parent: u32) -> Vec<u8> {
+    let fields = [0, index, handle, parent, 0];
+    fields.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
 /// Opens a netlink socket in the network namespace of the calling thread. It hears the multicast groups whose bits
@@ -62,7 +72,7 @@ impl Socket {
         self.sequence += 1;
         rustix::net::send(
             &self.socket,
-            &request(dump, self.sequence),
+            &dump_request(dump, self.sequence),
             SendFlags::empty(),
         )?;
         let mut consistent = true;
@@ -76,23 +86,42 @@ impl Socket {
                 }
                 consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
                 match message.message_type() {
-                    // Both carry 0 or a negative errno.
-                    NLMSG_DONE | NLMSG_ERROR => {
-                        let code = message.payload().get(..4).map_or(0, number).cast_signed();
-                        if code < 0 {
-                            return Err(io::Error::from_raw_os_error(-code));
-                        }
-                        return Ok(consistent);
-                    }
+                    NLMSG_DONE | NLMSG_ERROR => return outcome(&message).map(|()| consistent),
                     _ => each(message.payload()),
+                }
+            }
+        }
+    }
+
+    /// Asks for a change, and waits for the kernel's word on it.
+    pub(super) fn change(&mut self, kind: u16, fixed: &[u8]) -> io::Result<()> {
+        self.sequence += 1;
+        let message = request(kind, NLM_F_ACK, self.sequence, fixed);
+        rustix::net::send(&self.socket, &message, SendFlags::empty())?;
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let (length, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
+            for message in Messages(&buffer[..length]) {
+                let is_answer = message.sequence_number() == self.sequence;
+                if is_answer && message.message_type() == NLMSG_ERROR {
+                    return outcome(&message);
                 }
             }
         }
     }
 }
 
+/// What `NLMSG_DONE` and `NLMSG_ERROR` carry: 0 or a negative errno.
+fn outcome(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
+    let code = message.payload().get(..4).map_or(0, number).cast_signed();
+    if code < 0 {
+        return Err(io::Error::from_raw_os_error(-code));
+    }
+    Ok(())
+}
+
 /// A dump request: header, the family's fixed part, and for links one attribute.
-fn request(dump: Dump, sequence: u32) -> Vec<u8> {
+fn dump_request(dump: Dump, sequence: u32) -> Vec<u8> {
     let (kind, fixed) = match dump {
         Dump::Links => (libc::RTM_GETLINK, {
             let mut fixed = vec![0; 16];
@@ -107,14 +136,22 @@ fn request(dump: Dump, sequence: u32) -> Vec<u8> {
             fixed
         }),
         Dump::NextHops => (RTM_GETNEXTHOP, vec![0; 8]),
+        Dump::Qdiscs => (libc::RTM_GETQDISC, traffic_control(0, 0, 0)),
+        Dump::Filters { index, parent } => {
+            (libc::RTM_GETTFILTER, traffic_control(index, 0, parent))
+        }
     };
+    request(kind, NLM_F_DUMP, sequence, &fixed)
+}
+
+fn request(kind: u16, flags: u16, sequence: u32, fixed: &[u8]) -> Vec<u8> {
     let mut data = vec![0; 16];
     data.extend(fixed);
     let length = u32::try_from(data.len()).unwrap_or_default();
     let mut message = NetlinkBuffer::new(&mut data[..]);
     message.set_length(length);
     message.set_message_type(kind);
-    message.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+    message.set_flags(NLM_F_REQUEST | flags);
     message.set_sequence_number(sequence);
     data
 }

@@ -1,7 +1,7 @@
 //! Attaches the packet hook to the interfaces, and keeps it there.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -10,17 +10,21 @@ use aya::{
     maps::{Array, HashMap},
     programs::{
         LinkOrder, SchedClassifier, TcAttachType,
-        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
+        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions, TcHandle},
     },
 };
 use tracing::{info, warn};
 
 use super::{
     HookStatus, Verdict,
+    chain::{Way, tcx},
     hooks::load_classifier,
     load::{CLASSIFIERS, Kernel, chain, find, map_mut},
 };
-use crate::kernel_facts::interfaces::{self, Choice, Interface, LinkHeader, Snapshot};
+use crate::kernel_facts::interfaces::{
+    self, Choice, Interface, LinkHeader, Snapshot,
+    clsact::{self, Side},
+};
 
 pub use interfaces::Options as InterfaceOptions;
 
@@ -28,6 +32,8 @@ pub use interfaces::Options as InterfaceOptions;
 const CLSACT_PRIORITY: u16 = 1;
 /// Our own handle, so that our leftovers are recognised: "tw".
 const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0x7477);
+/// … of a trial, which must not take the place of an agent that is at work.
+const TRIAL_HANDLE: TcHandle = TcHandle::new(0, 0x7478);
 /// Value of the map of hooked interfaces for one whose other end is a guest of this host.
 const GUEST: u8 = 2;
 /// Somebody who also insists on the first place gets it for this long.
@@ -41,6 +47,16 @@ pub struct Attachments {
     choice: Choice,
     failed: BTreeMap<String, String>,
     error: Option<String>,
+    filters: Filters,
+}
+
+/// How filters are set where there is no tcx.
+#[derive(Default)]
+struct Filters {
+    /// For a moment only, beside an agent that may be at work.
+    is_trial: bool,
+    /// Interfaces that were given the qdisc.
+    made: Vec<u32>,
 }
 
 struct Hooked {
@@ -60,6 +76,39 @@ impl Attachments {
 
     pub(super) fn off() -> Self {
         Self::default()
+    }
+
+    /// The packet hook could be loaded.
+    pub(super) fn is_on(&self) -> bool {
+        self.options.is_some()
+    }
+
+    /// From now on nothing is meant to stay.
+    pub(super) fn begin_trial(&mut self) {
+        self.filters.is_trial = true;
+    }
+
+    /// What was decided at the latest look.
+    pub(super) fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// Interfaces that could not be hooked, with the reason.
+    pub(super) fn failed(&self) -> &BTreeMap<String, String> {
+        &self.failed
+    }
+
+    /// Names of the hooked interfaces, and whether by tcx.
+    pub(super) fn ways(&self) -> Vec<(String, Way)> {
+        let way = |hooked: &Hooked| {
+            if hooked.uses_tcx {
+                Way::Tcx
+            } else {
+                Way::Clsact
+            }
+        };
+        let hooked = self.hooked.values();
+        hooked.map(|h| (h.interface.name.clone(), way(h))).collect()
     }
 
     /// Names of the hooked interfaces, and those that are not seen with the reason.
@@ -91,7 +140,7 @@ impl Attachments {
 
     /// The verdict of the packet hook, unless it could not even be loaded.
     pub(super) fn status(&self) -> Option<HookStatus> {
-        self.options.as_ref()?;
+        let options = self.options.as_ref()?;
         let names: Vec<_> = self
             .hooked
             .values()
@@ -103,8 +152,12 @@ impl Attachments {
             .map(|(n, why)| format!("{n}: {why}"))
             .collect();
         let problems: Vec<_> = self.error.iter().cloned().chain(failed).collect();
-        let (verdict, detail) = if names.is_empty() {
-            let why = if problems.is_empty() {
+        let (verdict, why) = if names.is_empty() {
+            let is_asked_for = !options.include.is_empty();
+            let why = if problems.is_empty() && is_asked_for {
+                "no interface that was asked for is up; they are looked for again on every change"
+                    .to_owned()
+            } else if problems.is_empty() {
                 "no interface with a route is up; it is looked for again on every change".to_owned()
             } else {
                 problems.join("; ")
@@ -121,7 +174,9 @@ impl Attachments {
         Some(HookStatus {
             name: "packet".into(),
             verdict,
-            detail,
+            why,
+            lost: String::new(),
+            remedy: String::new(),
         })
     }
 }
@@ -170,6 +225,28 @@ impl Kernel {
         self.attachments.choice = choice;
     }
 
+    /// The kernel's numbers of those of our classifiers that are loaded.
+    pub(super) fn own_numbers(&mut self) -> BTreeSet<u32> {
+        let numbers = CLASSIFIERS.iter();
+        numbers
+            .filter_map(|name| number(&mut self.ebpf, name))
+            .collect()
+    }
+
+    /// Takes the packet hook off all interfaces, and every qdisc away that was made for it.
+    pub(super) fn leave_interfaces(&mut self) {
+        for (_, hooked) in std::mem::take(&mut self.attachments.hooked) {
+            for (program, link) in hooked.links {
+                detach(&mut self.ebpf, program, link);
+            }
+        }
+        for index in std::mem::take(&mut self.attachments.filters.made) {
+            if let Err(error) = clsact::remove_if_empty(index) {
+                warn!("the clsact qdisc of interface {index} stays: {error}");
+            }
+        }
+    }
+
     /// Whether our programs still stand first on both sides of an interface.
     fn is_first(&mut self, interface: &Interface) -> bool {
         let Some(hooked) = self.attachments.hooked.get(&interface.index) else {
@@ -179,14 +256,11 @@ impl Kernel {
             return true;
         }
         for (program, side) in sides(interface) {
-            let Ok((_, programs)) = SchedClassifier::query_tcx(&interface.name, side) else {
+            let Ok(programs) = tcx(interface.index, side) else {
                 return true;
             };
-            let first = programs.first().map(aya::programs::ProgramInfo::id);
-            let ours: Result<&mut SchedClassifier, _> = find(&mut self.ebpf, program);
-            let ours = ours.and_then(|p| p.info()).map(|i| i.id());
-            if let (Some(first), Ok(ours)) = (first, ours)
-                && first != ours
+            if let (Some(first), Some(ours)) = (programs.first(), number(&mut self.ebpf, program))
+                && *first != ours
             {
                 return false;
             }
@@ -213,7 +287,8 @@ impl Kernel {
             uses_tcx: true,
         };
         for (program, side) in sides(interface) {
-            match attach(&mut self.ebpf, &interface.name, program, side) {
+            let filters = &mut self.attachments.filters;
+            match attach(&mut self.ebpf, interface, program, side, filters) {
                 Ok((link, uses_tcx)) => {
                     hooked.links.push((program, link));
                     hooked.uses_tcx = uses_tcx;
@@ -237,56 +312,69 @@ impl Kernel {
 
 /// The program of each side of an interface. On loopback every packet leaves and comes in on the same
 /// interface: one side is enough, and two would count each SYN twice.
-fn sides(interface: &Interface) -> Vec<(&'static str, TcAttachType)> {
+fn sides(interface: &Interface) -> Vec<(&'static str, Side)> {
     let [ingress, egress] = match interface.header {
         LinkHeader::Ethernet => [CLASSIFIERS[0], CLASSIFIERS[1]],
         LinkHeader::None => [CLASSIFIERS[2], CLASSIFIERS[3]],
     };
     if interface.kind == "loopback" {
-        return vec![(egress, TcAttachType::Egress)];
+        return vec![(egress, Side::Egress)];
     }
-    vec![
-        (ingress, TcAttachType::Ingress),
-        (egress, TcAttachType::Egress),
-    ]
+    vec![(ingress, Side::Ingress), (egress, Side::Egress)]
+}
+
+/// The kernel's number of one of our programs.
+fn number(ebpf: &mut Ebpf, program: &str) -> Option<u32> {
+    let classifier: &mut SchedClassifier = find(ebpf, program).ok()?;
+    classifier.info().ok().map(|info| info.id())
 }
 
 fn attach(
     ebpf: &mut Ebpf,
-    interface: &str,
+    interface: &Interface,
     program: &'static str,
-    side: TcAttachType,
+    side: Side,
+    filters: &mut Filters,
 ) -> Result<(SchedClassifierLinkId, bool), String> {
+    let name = &interface.name;
+    let side = match side {
+        Side::Ingress => TcAttachType::Ingress,
+        Side::Egress => TcAttachType::Egress,
+    };
     let classifier = load_classifier(ebpf, program).map_err(|e| chain(&e))?;
     // By trying, not by version: distributions backport.
-    let tcx = classifier.attach_with_options(
-        interface,
-        side,
-        TcAttachOptions::TcxOrder(LinkOrder::first()),
-    );
+    let tcx =
+        classifier.attach_with_options(name, side, TcAttachOptions::TcxOrder(LinkOrder::first()));
     let tcx_error = match tcx {
         Ok(link) => return Ok((link, true)),
         Err(error) => error,
     };
-    // Before 6.6 filters survive the process: sweep what a killed one has left.
-    let _ = tc::qdisc_detach_program(interface, side, program);
-    match tc::qdisc_add_clsact(interface) {
-        Ok(()) | Err(TcError::AlreadyAttached) => {}
-        Err(error) => {
+    if !filters.is_trial {
+        // Before 6.6 filters survive the process: sweep what a killed one has left.
+        let _ = tc::qdisc_detach_program(name, side, program);
+    }
+    // That it is there already is an error like any other to aya.
+    if !clsact::is_there(interface.index).unwrap_or(false) {
+        if let Err(error) = tc::qdisc_add_clsact(name) {
             return Err(format!(
                 "tcx: {}; clsact: {}",
                 chain(&tcx_error),
                 chain(&error)
             ));
         }
+        filters.made.push(interface.index);
     }
     let options = NlOptions {
         priority: CLSACT_PRIORITY,
-        handle: CLSACT_HANDLE,
+        handle: if filters.is_trial {
+            TRIAL_HANDLE
+        } else {
+            CLSACT_HANDLE
+        },
         ..NlOptions::default()
     };
     classifier
-        .attach_with_options(interface, side, TcAttachOptions::Netlink(options))
+        .attach_with_options(name, side, TcAttachOptions::Netlink(options))
         .map(|link| (link, false))
         .map_err(|error| format!("tcx: {}; clsact: {}", chain(&tcx_error), chain(&error)))
 }

@@ -71,39 +71,26 @@ fn with_layout(
         .missing_for(hook)
         .map(ToString::to_string)
         .collect();
+    let status = |verdict, why: String, lost: &str, remedy: &str| HookStatus {
+        name: name.clone(),
+        verdict,
+        why,
+        lost: lost.to_owned(),
+        remedy: remedy.to_owned(),
+    };
     if let Some(moved) = moved_argument(hook, &resolved.layout) {
-        return HookStatus {
-            name,
-            verdict: Verdict::Off,
-            detail: format!("{moved}; {lost}"),
-        };
+        return status(Verdict::Off, moved, lost, "");
     }
     if !resolved.can_run(hook) {
-        return HookStatus {
-            name,
-            verdict: Verdict::Off,
-            detail: format!("{}; {lost}", missing.join("; ")),
-        };
+        return status(Verdict::Off, missing.join("; "), lost, "");
     }
     match attach() {
-        Ok(()) if missing.is_empty() => HookStatus {
-            name,
-            verdict: Verdict::Ok,
-            detail: String::new(),
-        },
-        Ok(()) => HookStatus {
-            name,
-            verdict: Verdict::Degraded,
-            detail: missing.join("; "),
-        },
+        Ok(()) if missing.is_empty() => status(Verdict::Ok, String::new(), "", ""),
+        Ok(()) => status(Verdict::Degraded, missing.join("; "), "", ""),
         Err(error) => {
-            let text = chain(&error);
             debug!("{hook}: {error:?}");
-            HookStatus {
-                name,
-                verdict: Verdict::Off,
-                detail: format!("{text}; {lost}. It needs CAP_BPF and CAP_PERFMON"),
-            }
+            let rights = "It needs CAP_BPF and CAP_PERFMON";
+            status(Verdict::Off, chain(&error), lost, rights)
         }
     }
 }

@@ -57,7 +57,7 @@ impl LoadError {
         match self {
             Self::Permission(_) => true,
             Self::Object(_) => false,
-            Self::Nothing(hooks) => hooks.iter().all(|hook| hook.detail.contains(EPERM)),
+            Self::Nothing(hooks) => hooks.iter().all(|hook| hook.why.contains(EPERM)),
         }
     }
 }
@@ -77,7 +77,7 @@ impl fmt::Display for LoadError {
             Self::Nothing(hooks) => {
                 writeln!(f, "none of the hooks can be attached:")?;
                 for hook in hooks {
-                    writeln!(f, "  {}: {}", hook.name, hook.detail)?;
+                    writeln!(f, "  {}: {}", hook.name, hook.detail())?;
                 }
                 Ok(())
             }
@@ -111,6 +111,10 @@ const TRACEPOINTS: [(Hook, &str); 4] = [
     (Hook::ReceiveReset, "tcp_receive_reset"),
 ];
 
+/// What is lost without the packet hook.
+pub const PACKET_LOSS: &str =
+    "nothing on the wire is seen: bare ACKs at the responder, reuse intervals, pools";
+
 /// Classifiers, by the name that also marks them on the interfaces.
 pub(super) const CLASSIFIERS: [&str; 4] = [
     "tuplewatch_in",
@@ -125,6 +129,20 @@ impl Kernel {
     /// # Errors
     /// [`LoadError`] if nothing at all can work.
     pub fn start(options: &Options) -> Result<Self, LoadError> {
+        let mut kernel = Self::load(options)?;
+        if kernel.has_census
+            && let Err(error) = kernel.first_census()
+        {
+            warn!(
+                "the first census failed: {error}; connections older than the agent are not known"
+            );
+        }
+        kernel.refresh_interfaces();
+        Ok(kernel)
+    }
+
+    /// Loads everything, and attaches all but the packet hook.
+    pub(super) fn load(options: &Options) -> Result<Self, LoadError> {
         let mut hooks = Vec::new();
         let (resolved, coarse_clock) = resolve(Path::new(VMLINUX), &mut hooks).unzip();
         let coarse_clock = u32::from(coarse_clock == Some(true));
@@ -168,10 +186,9 @@ impl Kernel {
                 hooks.push(HookStatus {
                     name: "packet".into(),
                     verdict: Verdict::Off,
-                    detail: format!(
-                        "{error}; nothing on the wire is seen: bare ACKs at the responder, reuse \
-                         intervals, pools. It needs CAP_BPF and CAP_NET_ADMIN"
-                    ),
+                    why: error,
+                    lost: PACKET_LOSS.into(),
+                    remedy: "It needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN".into(),
                 });
                 Attachments::off()
             }
@@ -183,7 +200,7 @@ impl Kernel {
             .kernel_log
             .then(|| diagnostics::start(&mut ebpf))
             .flatten();
-        let mut kernel = Self {
+        Ok(Self {
             ebpf,
             logger,
             attachments,
@@ -194,16 +211,7 @@ impl Kernel {
             pending,
             counters: super::counters::Reader::new(&options.netns),
             recorder,
-        };
-        if kernel.has_census
-            && let Err(error) = kernel.first_census()
-        {
-            warn!(
-                "the first census failed: {error}; connections older than the agent are not known"
-            );
-        }
-        kernel.refresh_interfaces();
-        Ok(kernel)
+        })
     }
 
     /// The verdict of each hook.
@@ -284,10 +292,9 @@ fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<(Resolved, bool)>
             hooks.push(HookStatus {
                 name: "socket hooks".into(),
                 verdict: Verdict::Off,
-                detail: format!(
-                    "{error}; without BTF nothing is known of sockets and processes. \
-                     It needs a kernel with CONFIG_DEBUG_INFO_BTF"
-                ),
+                why: error.to_string(),
+                lost: "without BTF nothing is known of sockets and processes".into(),
+                remedy: "It needs a kernel with CONFIG_DEBUG_INFO_BTF".into(),
             });
             None
         }
@@ -388,6 +395,10 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
             text = format!("{text}: {more}");
         }
         source = cause.source();
+    }
+    // What aya says before an empty log.
+    if let Some(before) = text.trim_end().strip_suffix(". Verifier output:") {
+        text.truncate(before.len());
     }
     const KEPT: usize = 600;
     let flat: Vec<&str> = text

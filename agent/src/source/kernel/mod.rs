@@ -3,6 +3,7 @@
 pub mod attach;
 mod batch;
 mod census;
+mod chain;
 mod clock;
 mod counters;
 mod diagnostics;
@@ -18,9 +19,12 @@ mod shared;
 mod spaces;
 mod status;
 mod surroundings;
+mod trial;
 
-pub use clock::monotonic_ns;
-pub use load::{Kernel, LoadError, Options};
-pub use plan::Plan;
+pub use chain::{Other, Way};
+pub use clock::{local_ports, monotonic_ns};
+pub use load::{Kernel, LoadError, Options, PACKET_LOSS};
+pub use plan::{Plan, cgroup_limit};
 pub use recorder::Ring;
 pub use status::{HookStatus, Verdict};
+pub use trial::{Ran, Trial, trial};

@@ -24,8 +24,23 @@ impl Kernel {
     /// order of the kernel's list, which goes round.
     pub(super) fn namespaces(&mut self) -> anyhow::Result<BTreeMap<u32, LocalPorts>> {
         let mut found = BTreeMap::new();
-        let mut next = 0;
-        let mut first = None;
+        for (netns, local) in self.in_order()? {
+            found.extend(local.map(|local| (netns, local)));
+        }
+        Ok(found)
+    }
+
+    /// The host's own namespace, which stands behind the head of the kernel's list (`init_net`); `None`
+    /// where there are too many to tell.
+    pub(super) fn hosts_own(&self) -> anyhow::Result<Option<u32>> {
+        Ok(behind_head(&self.in_order()?))
+    }
+
+    /// The kernel's list from the agent's own namespace on: number and source ports, none for what is
+    /// no namespace.
+    fn in_order(&self) -> anyhow::Result<Vec<(u32, Option<LocalPorts>)>> {
+        let mut all = Vec::new();
+        let (mut next, mut first) = (0, None);
         for _ in 0..NAMESPACES {
             let (ports, reserved) = self.namespace(next)?;
             if first == Some(ports.net) {
@@ -33,11 +48,9 @@ impl Kernel {
             }
             first.get_or_insert(ports.net);
             next = ports.next;
-            if let Some(local) = local_ports(&ports, &reserved) {
-                found.insert(ports.netns, local);
-            }
+            all.push((ports.netns, local_ports(&ports, &reserved)));
         }
-        Ok(found)
+        Ok(all)
     }
 
     fn namespace(&self, net: u64) -> anyhow::Result<(NetnsPorts, PortBitmap)> {
@@ -55,6 +68,13 @@ impl Kernel {
         let reserved: Array<_, PortBitmap> = map("RESERVED_PORTS")?.try_into()?;
         Ok((ports.get(&0, 0)?, reserved.get(&0, 0)?))
     }
+}
+
+/// The namespace that follows the one entry which is none, in a list that goes round.
+fn behind_head(list: &[(u32, Option<LocalPorts>)]) -> Option<u32> {
+    let head = list.iter().position(|(_, ports)| ports.is_none())?;
+    let (netns, ports) = list.get(head + 1).or(list.first())?;
+    ports.map(|_| *netns)
 }
 
 /// `None` for what is no namespace: the head of the list, or one that was freed meanwhile.
@@ -77,6 +97,25 @@ fn local_ports(ports: &NetnsPorts, reserved: &PortBitmap) -> Option<LocalPorts> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hosts_own_namespace_is_behind_the_head() {
+        let ports = LocalPorts {
+            first: 32_768,
+            last: 60_999,
+            reserved: 0,
+            tw_reuse: 2,
+            tw_reuse_delay_ms: 1000,
+            timestamps: true,
+        };
+        let some = |netns| (netns, Some(ports));
+        let list = [some(12), some(13), (0, None), some(10), some(11)];
+        assert_eq!(behind_head(&list), Some(10));
+        // The agent is in it.
+        assert_eq!(behind_head(&[some(10), some(11), (0, None)]), Some(10));
+        assert_eq!(behind_head(&[some(10), some(11)]), None);
+        assert_eq!(behind_head(&[]), None);
+    }
 
     #[test]
     fn what_is_no_namespace_is_refused() {

@@ -71,7 +71,8 @@ fn host_memory() -> u64 {
 }
 
 /// The smallest `memory.max` (cgroup v2) on the way from this process to the root, or the v1 limit.
-fn cgroup_limit() -> Option<u64> {
+#[must_use]
+pub fn cgroup_limit() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mut smallest = None;
     let mut note = |path: String| {

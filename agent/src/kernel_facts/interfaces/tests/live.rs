@@ -305,3 +305,40 @@ fn overflow_is_told_and_the_socket_goes_on() {
         });
     });
 }
+
+/// Runs `tc` in the namespace of the calling thread; `last` is one more argument.
+#[track_caller]
+fn tc(command: &str, last: &str) {
+    let arguments = command.split(' ').chain([last]);
+    let output = Command::new("tc").args(arguments).output();
+    let output = output.expect("tc runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "tc {command} {last}: {error}");
+}
+
+#[test]
+fn filters_are_listed_and_an_empty_clsact_is_removed() {
+    use clsact::{Side, filters, is_there, remove_if_empty};
+    in_new_namespace(|| {
+        ip("link add p type veth peer name q");
+        let index = index_of(&Snapshot::read().unwrap(), "p");
+        assert!(!is_there(index).unwrap());
+        assert_eq!(filters(index, Side::Ingress).unwrap(), []);
+        tc("qdisc add dev p", "clsact");
+        // A classic program that returns at once.
+        let filter = "filter add dev p egress prio 7 protocol all bpf bytecode";
+        tc(filter, "1,6 0 0 4294967295,");
+        assert!(is_there(index).unwrap());
+        assert_eq!(filters(index, Side::Ingress).unwrap(), []);
+        let found = filters(index, Side::Egress).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((found[0].kind.as_str(), found[0].priority), ("bpf", 7));
+        assert_eq!((&found[0].name, found[0].program), (&None, None));
+        remove_if_empty(index).unwrap();
+        assert!(is_there(index).unwrap(), "somebody's filter is on it");
+        tc("filter del dev p", "egress");
+        remove_if_empty(index).unwrap();
+        assert!(!is_there(index).unwrap());
+        assert!(remove_if_empty(index).is_err(), "there is none");
+    });
+}
