@@ -120,6 +120,10 @@ offsets! {
     HANDSHAKE_SETS,
     /// Sets of [`crate::maps::OPEN_SOCKETS`]; a power of two.
     SOCKET_SETS,
+    /// Sets of [`crate::maps::TALKS`]; a power of two.
+    TALK_SETS,
+    /// 1 if the begin of data segments is looked at for HTTP/1.
+    HTTP_SNIFF,
     /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
     COARSE_CLOCK,
     /// Ticks per second.

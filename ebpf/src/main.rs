@@ -1,6 +1,7 @@
 //! The kernel side of tuplewatch: one file per hook, named as the kernel names it.
 //!
 //! - `packet`: traffic control classifiers, both directions;
+//! - `http`: what the packet hook looks at in data segments, unless it is switched off;
 //! - `lifecycle`: `inet_sock_set_state`;
 //! - `retransmit`: `tcp_retransmit_skb`;
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
@@ -21,6 +22,7 @@
 #![no_main]
 
 mod census;
+mod http;
 mod layout;
 mod lifecycle;
 mod maps;

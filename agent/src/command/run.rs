@@ -148,6 +148,7 @@ fn options(config: &Config) -> anyhow::Result<Options> {
     Ok(Options {
         plan,
         kernel_log: config.kernel_log,
+        http_sniff: config.http_sniff,
         interfaces: InterfaceOptions {
             include: config.interfaces.clone(),
             exclude: config.exclude_interfaces.clone(),

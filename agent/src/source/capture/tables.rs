@@ -6,11 +6,15 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
+    conversation::Conversation,
     handshake::{Handshake, INITIATOR_IS_LOWER, Pending},
-    memory::Set,
+    memory::{self, Set},
     observe::{Tables, Work, is_expired, sweep},
     record::{Event, FIRST_PORTS, Global, PortSpace, SpaceRef},
 };
+
+use super::talks::Talks;
+use crate::core::observation::Talk;
 
 /// How much the tables hold.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +94,8 @@ pub struct InMemory {
     moved: Vec<u64>,
     opening: Vec<u64>,
     strangers: u64,
+    /// HTTP/1 conversations.
+    pub talks: Talks,
     events: Vec<Event>,
     globals: [u64; Global::COUNT as usize],
     look: u64,
@@ -117,6 +123,7 @@ impl InMemory {
             moved: vec![0; limits.moved_slots],
             opening: vec![0; limits.opening_slots],
             strangers: 0,
+            talks: Talks::default(),
             events: Vec::new(),
             globals: [0; Global::COUNT as usize],
             look: 0,
@@ -230,6 +237,16 @@ impl InMemory {
             self.forget_quiet();
         }
         (spaces, ports)
+    }
+
+    /// HTTP/1 conversations with news since the last call.
+    pub fn look_at_talks(&mut self) -> Vec<Talk> {
+        let memory = &self.memory;
+        self.talks.look(|hash| {
+            let set = memory.get(hash as usize & (memory.len() - 1));
+            let word = set.and_then(|set| memory::find(set, hash));
+            word.is_some_and(|word| word.state().is_closed())
+        })
     }
 
     /// Forgets the port spaces that were quiet for longest and never in trouble.
@@ -352,6 +369,18 @@ impl Tables for InMemory {
     fn opening(&mut self, hash: u64) -> Option<&mut u64> {
         let i = (hash >> 20) as usize & (self.opening.len() - 1);
         self.opening.get_mut(i)
+    }
+
+    fn conversation(&mut self, hash: u64) -> Option<&mut Conversation> {
+        self.talks.get(hash)
+    }
+
+    fn add_conversation(&mut self, hash: u64, _now_ns: u64) -> Option<&mut Conversation> {
+        let conversation = self.talks.add(hash);
+        if conversation.is_none() {
+            self.globals[Global::FailingEvicted as usize] += 1;
+        }
+        conversation
     }
 
     fn emit(&mut self, event: &Event) {

@@ -17,6 +17,7 @@ use super::{
     hooks::{load_classifiers, on_demand, tracepoint},
     shared::Shared,
     spaces::Spaces,
+    talks::Talks,
 };
 use crate::kernel_facts::{Hook, Layout, Resolved, Types, VMLINUX};
 
@@ -32,6 +33,8 @@ pub struct Options {
     pub interfaces: InterfaceOptions,
     /// Restrict the socket hooks and the census to these network namespaces (inode numbers).
     pub netns: Vec<u32>,
+    /// Look for HTTP/1 at the begin of data segments.
+    pub http_sniff: bool,
     /// Load the programs with their diagnostics on.
     pub kernel_log: bool,
 }
@@ -96,6 +99,8 @@ pub struct Kernel {
     pub(super) spaces: Spaces,
     /// Connections being opened.
     pub(super) pending: Shared<Pending>,
+    /// HTTP/1 conversations, unless nobody looks for them.
+    pub(super) talks: Option<Talks>,
     pub(super) counters: super::counters::Reader,
 }
 
@@ -127,6 +132,9 @@ impl Kernel {
         let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout), coarse_clock)?;
         let (spaces, pending) =
             prepare(&mut ebpf, options).map_err(|e| LoadError::Object(format!("{e:#}")))?;
+        let talks = options.http_sniff.then(|| Talks::open(&mut ebpf));
+        let talks = talks.transpose();
+        let talks = talks.map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let mut any = false;
         for (hook, program) in TRACEPOINTS {
             let state = match &resolved {
@@ -186,6 +194,7 @@ impl Kernel {
             census: super::census::CensusState::default(),
             spaces,
             pending,
+            talks,
             counters: super::counters::Reader::new(&options.netns),
         };
         if kernel.has_census
@@ -291,6 +300,12 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
     // The rest of the table is for those whose port space is known.
     let strangers = plan.handshakes / 4 * 3;
     let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
+    let http_sniff = u32::from(options.http_sniff);
+    let talk_sets = if options.http_sniff {
+        plan.conversations / WAYS
+    } else {
+        1
+    };
     let mut loader = EbpfLoader::new();
     loader
         .override_global("COARSE_CLOCK", &coarse_clock, true)
@@ -302,6 +317,10 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         .override_global("MEMORY_SETS", &plan.memory_sets, true)
         .override_global("HANDSHAKE_SETS", &handshake_sets, true)
         .override_global("SOCKET_SETS", &socket_sets, true)
+        .override_global("TALK_SETS", &talk_sets, true)
+        .override_global("HTTP_SNIFF", &http_sniff, true)
+        .map_max_entries("TALK_TAGS", talk_sets)
+        .map_max_entries("TALKS", talk_sets)
         .map_max_entries("HANDSHAKES", plan.handshakes)
         .map_max_entries("HANDSHAKE_TAGS", handshake_sets)
         // Index 0 of both is never given out.

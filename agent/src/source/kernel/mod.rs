@@ -17,6 +17,7 @@ mod shared;
 mod spaces;
 mod status;
 mod surroundings;
+mod talks;
 
 pub use clock::monotonic_ns;
 pub use load::{Kernel, LoadError, Options};
