@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use tuplewatch_common::{address::PortSpaceKey, conversation::FAILED_KINDS_DIFFER};
 
 use super::{
@@ -30,15 +32,19 @@ pub fn stuck_keepalive(context: &Context<'_>) -> Vec<Finding> {
     let (now, window) = (context.now, context.thresholds.window);
     let failing = context.tables.services.failing(now, window);
     failing
-        .filter_map(|(key, service)| Judged::of(&context.at(key), key, service).finding())
+        .filter_map(|(key, service)| Judged::of(&context.at(key), key, service, window).finding())
         .collect()
 }
 
 /// The present finding of an alert that fires, and whether connections failed lately.
 pub fn refresh(context: &Context<'_>, key: &PortSpaceKey) -> Option<(Finding, bool)> {
     let service = context.tables.services.get(key)?;
-    let judged = Judged::of(context, key, service);
-    let goes_on = !judged.stuck.is_empty();
+    let resolve = context.thresholds.alert.resolve;
+    // Those of before too: the end of the alert still tells what it was about.
+    let within = context.thresholds.window.max(resolve) + resolve;
+    let judged = Judged::of(context, key, service, within);
+    let lately = |run: &Run<'_>| context.now.since(run.until) < resolve;
+    let goes_on = judged.stuck.iter().any(lately);
     Some((judged.pinned(), goes_on))
 }
 
@@ -54,9 +60,15 @@ struct Judged<'a> {
 }
 
 impl<'a> Judged<'a> {
-    fn of(context: &'a Context<'a>, key: &'a PortSpaceKey, service: &'a Service) -> Self {
+    /// Looks at the runs of failures whose latest was less than `within` ago.
+    fn of(
+        context: &'a Context<'a>,
+        key: &'a PortSpaceKey,
+        service: &'a Service,
+        within: Duration,
+    ) -> Self {
         let thresholds = context.thresholds;
-        let runs = Run::all(service, context.now, thresholds.alert.resolve, thresholds);
+        let runs = Run::all(service, context.now, within, thresholds);
         let mut judged = Self {
             context,
             key,
