@@ -174,6 +174,10 @@ impl Conversation {
     pub const fn on_request(&mut self, kind: u32, seq: u32, now_ns: u64) {
         // Of several that wait it is not known which one the next response answers.
         self.kind = if self.waiting == 0 { kind } else { 0 };
+        #[expect(
+            clippy::implicit_saturating_add,
+            reason = "as the verifier was shown it"
+        )]
         if self.waiting < u16::MAX {
             self.waiting += 1;
         }

@@ -158,7 +158,7 @@ fn a_service_that_fails_as_a_whole_is_down() {
         }
         let status = if (5..30).contains(&second) { 503 } else { 200 };
         client.ask(second, 1, ORDERS, status);
-        if second % 2 == 0 {
+        if second.is_multiple_of(2) {
             client.ask(second, 2, ORDERS, status);
         }
         client.once(second, ORDERS, status);
@@ -220,7 +220,11 @@ fn a_share_of_all_new_connections_that_fails_is_one_backend_or_one_tenant() {
             for n in 0..2u64 {
                 let port = client.open(second);
                 // Each fourth connection fails always.
-                let status = if (second * 2 + n) % 4 == 0 { 503 } else { 200 };
+                let status = if (second * 2 + n).is_multiple_of(4) {
+                    503
+                } else {
+                    200
+                };
                 ports.push((port, status));
             }
             for (port, status) in &ports {
@@ -309,7 +313,7 @@ fn failures_that_are_rare_are_no_row() {
         if second == 0 {
             client.open(0);
         }
-        if second % 25 == 0 {
+        if second.is_multiple_of(25) {
             client.ask(second, 1, ORDERS, 503);
         }
         client.once(second, ORDERS, 200);
