@@ -10,8 +10,10 @@ extern crate std;
 
 pub mod address;
 pub mod bytes;
+pub mod conversation;
 pub mod handshake;
 pub mod histogram;
+pub mod http;
 pub mod memory;
 pub mod observe;
 pub mod record;

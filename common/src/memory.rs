@@ -130,6 +130,13 @@ impl Word {
         ((now_ns >> TIME_SHIFT).wrapping_sub(self.0) & TIME_MASK) << TIME_SHIFT
     }
 
+    /// The stored time itself, in nanoseconds: the same whenever it is asked for.
+    #[inline(always)]
+    #[must_use]
+    pub const fn at_ns(self, now_ns: u64) -> u64 {
+        (now_ns >> TIME_SHIFT << TIME_SHIFT).saturating_sub(self.age_ns(now_ns))
+    }
+
     /// The same connection in another state, as of now.
     #[inline(always)]
     #[must_use]

@@ -3,12 +3,14 @@
 //! The eBPF packet hook calls [`observe`] with BPF maps behind [`Tables`], the capture reader with
 //! tables in memory.
 
+mod http;
 mod moved;
 mod outcome;
 mod syn;
 
 use crate::{
     address::{FourTuple, PortSpaceKey, Role},
+    conversation::Conversation,
     handshake::{Handshake, Pending, Step},
     histogram::{Histogram, bucket},
     memory::{self, Former, Set, Stored, Word},
@@ -16,6 +18,7 @@ use crate::{
     segment::{ACK, FIN, RST, SYN, Segment},
 };
 
+pub use http::{Spoken, observe_http};
 pub use outcome::{is_expired, sweep};
 use {outcome::on_opening, syn::forget_stranger, syn::on_syn};
 
@@ -64,6 +67,11 @@ pub trait Tables {
     /// The number of connections being opened whose hash shares this slot: zero answers for nearly
     /// every pure ACK that no table needs to be asked.
     fn opening(&mut self, hash: u64) -> Option<&mut u64>;
+    /// The HTTP/1 exchanges on the connection with this [`FourTuple::hash`].
+    fn conversation(&mut self, hash: u64) -> Option<&mut Conversation>;
+    /// A place for those of another connection, which the caller writes; where there is none, the one that
+    /// matters least goes.
+    fn add_conversation(&mut self, hash: u64, now_ns: u64) -> Option<&mut Conversation>;
     /// Hands an event to the user side.
     fn emit(&mut self, event: &Event);
     /// Adds to a counter, atomically where several CPUs share the tables.

@@ -329,11 +329,13 @@ pub enum Global {
     ListenersFull = 14,
     /// Handshakes of no known port space that got a SYN-ACK and were never completed.
     StrangersHalfOpen = 15,
+    /// A connection whose requests fail was pushed out of the table of HTTP conversations.
+    FailingEvicted = 16,
 }
 
 impl Global {
     /// Number of values.
-    pub const COUNT: u32 = 16;
+    pub const COUNT: u32 = 17;
 
     /// Name and meaning of every value, in order.
     pub const NAMES: [(&'static str, &'static str); Self::COUNT as usize] = [
@@ -370,6 +372,10 @@ impl Global {
         (
             "half_open_without_port_space",
             "handshakes of no known port space that were never completed",
+        ),
+        (
+            "failing_evicted",
+            "a connection whose HTTP requests fail was pushed out of its table",
         ),
     ];
 

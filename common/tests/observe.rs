@@ -2,6 +2,8 @@
 
 mod support;
 
+#[path = "observe/http.rs"]
+mod http;
 #[path = "observe/interleaving.rs"]
 mod interleaving;
 #[path = "observe/outcomes.rs"]

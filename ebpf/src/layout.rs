@@ -124,6 +124,10 @@ offsets! {
     RECORDER_SECTIONS,
     /// Places in each of them, a power of two; 0 if nothing is recorded.
     RECORDER_SLOTS,
+    /// Sets of [`crate::maps::TALKS`]; a power of two.
+    TALK_SETS,
+    /// 1 if the begin of data segments is looked at for HTTP/1.
+    HTTP_SNIFF,
     /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
     COARSE_CLOCK,
     /// Ticks per second.

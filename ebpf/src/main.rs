@@ -2,6 +2,7 @@
 //!
 //! - `packet`: traffic control classifiers, both directions;
 //! - `recorder`: keeps headers for the flight recorder, on behalf of `packet`;
+//! - `http`: what the packet hook looks at in data segments, unless it is switched off;
 //! - `lifecycle`: `inet_sock_set_state`;
 //! - `retransmit`: `tcp_retransmit_skb`;
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
@@ -22,6 +23,7 @@
 #![no_main]
 
 mod census;
+mod http;
 mod layout;
 mod lifecycle;
 mod maps;

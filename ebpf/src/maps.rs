@@ -6,6 +6,8 @@ use aya_ebpf::{
 };
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
+    conversation,
+    conversation::Head,
     handshake::Pending,
     memory::Set,
     observe::Work,
@@ -68,6 +70,19 @@ pub static MOVED: Array<u64> = Array::with_max_entries(MOVED_SLOTS, 0);
 pub static MOVED_AT: Array<u64> = Array::with_max_entries(1, 0);
 /// Slots of [`MOVED`]; a power of two.
 pub const MOVED_SLOTS: u32 = 1 << 13;
+
+/// HTTP/1 conversations: the tags of [`TALKS`], as [`HANDSHAKE_TAGS`].
+#[map]
+pub static TALK_TAGS: Array<Tags> = Array::with_max_entries(1, 0);
+/// HTTP/1 conversations, a set of [`crate::ways::WAYS`] in each value.
+#[map]
+pub static TALKS: Array<conversation::Set> = Array::with_max_entries(1, MMAPABLE);
+/// The begin of failed responses, by the hash of their connection; the user side sees from it whose
+/// error page they are.
+#[map]
+pub static HEADS: Array<Head> = Array::with_max_entries(HEADS_LEN, MMAPABLE);
+/// Entries of [`HEADS`]; a power of two.
+pub const HEADS_LEN: u32 = 1 << 8;
 
 /// How many of [`HANDSHAKES`] belong to no known port space.
 #[map]

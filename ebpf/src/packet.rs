@@ -21,6 +21,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    http,
     layout::COARSE_CLOCK,
     maps::{ASK_HOOKED, HOOKED, HOOKED_FAST, HOOKED_FAST_LEN, HOOKED_GUEST, SEARCH, WORK, count},
     recorder,
@@ -66,6 +67,9 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
     let bytes = Linear::new(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) => {
+            if http::may_begin_message(&at) {
+                http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len);
+            }
             if is_plain_data(at.flags, at.payload_len) {
                 return;
             }
@@ -97,7 +101,7 @@ fn linear<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32) {
 
 /// What was located, in a register: finding it again would cost as much as a look-up.
 #[inline(always)]
-fn pack(at: &Located) -> u64 {
+pub fn pack(at: &Located) -> u64 {
     at.tcp_offset as u64
         | (at.ip_offset as u64) << 16
         | (at.flags as u64) << 32
@@ -106,7 +110,7 @@ fn pack(at: &Located) -> u64 {
 
 /// The inverse. The masks tell the verifier what the offsets can be.
 #[inline(always)]
-fn unpack(packed: u64, payload_len: u32) -> Located {
+pub fn unpack(packed: u64, payload_len: u32) -> Located {
     Located {
         tcp_offset: packed as usize & 0x3fff,
         ip_offset: (packed >> 16) as usize & 0x1f,
@@ -197,7 +201,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
 
 /// What is known of an interface, 0 for nothing.
 #[inline(always)]
-fn hooked(ifindex: u32) -> u8 {
+pub fn hooked(ifindex: u32) -> u8 {
     let Some(entry) = HOOKED_FAST.get(ifindex & (HOOKED_FAST_LEN - 1)) else {
         return 0;
     };

@@ -5,6 +5,7 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use aya_ebpf::bindings::BPF_NOEXIST;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
+    conversation::{self, Conversation},
     handshake::{Handshake, Pending, STRANGER},
     memory::Set,
     observe::Tables,
@@ -12,11 +13,11 @@ use tuplewatch_common::{
 };
 
 use crate::{
-    layout::{HANDSHAKE_SETS, MEMORY_SETS, STRANGERS_MAX},
+    layout::{HANDSHAKE_SETS, MEMORY_SETS, STRANGERS_MAX, TALK_SETS},
     maps::{
         BITMAPS, CONFIG, CONFIG_BITMAP_FROM, CONFIG_GENERATION, EVENTS, FREE_BITMAPS, FREE_SPACES,
         HANDSHAKE_TAGS, HANDSHAKES, MEMORY, MOVED, MOVED_AT, MOVED_SLOTS, OPENING, OPENING_SLOTS,
-        SPACE_CACHE, SPACE_CACHE_LEN, SPACE_INDEX, SPACES, STRANGERS, count,
+        SPACE_CACHE, SPACE_CACHE_LEN, SPACE_INDEX, SPACES, STRANGERS, TALK_TAGS, TALKS, count,
     },
     ways::{self, WAYS},
 };
@@ -155,6 +156,31 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn conversation(&mut self, hash: u64) -> Option<&mut Conversation> {
+        let number = talk_set(hash);
+        let tags = TALK_TAGS.get_ptr(number)?;
+        // SAFETY: array values are valid as long as the program.
+        let way = ways::find(unsafe { &*tags }, ways::tag(hash))?;
+        let conversation = talk(number, way)?;
+        (conversation.hash == hash).then_some(conversation)
+    }
+
+    #[inline(always)]
+    fn add_conversation(&mut self, hash: u64, _now_ns: u64) -> Option<&mut Conversation> {
+        let number = talk_set(hash);
+        let tags = TALK_TAGS.get_ptr_mut(number)?;
+        // SAFETY: array values are valid as long as the program.
+        let tags = unsafe { &mut *tags };
+        let way = match ways::free(tags, 0) {
+            Some(way) => way,
+            // What a global function gives is any number to the verifier.
+            None => barrier(talk_least(number).into()) as u32 & (WAYS - 1),
+        };
+        ways::set(tags, way, ways::tag(hash));
+        talk(number, way)
+    }
+
+    #[inline(always)]
     fn emit(&mut self, event: &Event) {
         emit(event);
     }
@@ -176,6 +202,56 @@ impl Tables for Maps {
 /// Places of each set that are kept for opens of known port spaces: a flood fills the sets unevenly, and
 /// a limit for the whole table would leave none in many of them.
 const KEPT: u32 = 4;
+
+#[inline(always)]
+fn talk_set(hash: u64) -> u32 {
+    hash as u32 & (TALK_SETS.load() - 1)
+}
+
+/// A place of a set of conversations.
+#[inline(always)]
+fn talk<'a>(number: u32, way: u32) -> Option<&'a mut Conversation> {
+    let set = TALKS.get_ptr_mut(number)?.cast::<Conversation>();
+    // SAFETY: array values are valid as long as the program, and a set has so many places. Packets of one
+    // connection are processed one after the other except in races that can at worst lose one count.
+    Some(unsafe { &mut *set.add((way & (WAYS - 1)) as usize) })
+}
+
+/// The conversation of a full set that matters least. A global function, which the verifier looks at
+/// once and not for each of its callers.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn talk_least(number: u32) -> u32 {
+    let Some(set) = TALKS.get_ptr(number) else {
+        return 0;
+    };
+    // SAFETY: array values are valid as long as the program.
+    let set: &conversation::Set = unsafe { &*set };
+    // The place stands in the lowest bits, so that one number is compared; the time left is in steps of
+    // a millisecond.
+    let mut least = u64::MAX >> 1;
+    for (n, conversation) in (0..).zip(set) {
+        let weight = conversation.weight() >> 20 << 4 | n;
+        let ahead = weight.wrapping_sub(least);
+        least = least.wrapping_add(ahead & barrier((ahead.cast_signed() >> 63).cast_unsigned()));
+    }
+    let way = least as u32 & (WAYS - 1);
+    if talk(number, way).is_some_and(|conversation| conversation.is_failing()) {
+        count(Global::FailingEvicted);
+    }
+    way
+}
+
+/// A number that the compiler knows nothing of: it must not see that something is a minimum (it would make
+/// a branch of it, and the verifier would go both ways), nor drop a mask that the verifier needs.
+#[inline(always)]
+fn barrier(mut value: u64) -> u64 {
+    // SAFETY: it changes nothing.
+    unsafe {
+        core::arch::asm!("{value} = {value}", value = inout(reg) value, options(pure, nomem, nostack));
+    }
+    value
+}
 
 #[inline(always)]
 fn handshake_set(hash: u64) -> u32 {

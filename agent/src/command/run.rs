@@ -171,6 +171,7 @@ pub(super) fn options(config: &Config) -> anyhow::Result<Options> {
         plan,
         kernel_log: config.kernel_log,
         recorder: config.recorder.dir.as_ref().map(|_| config.recorder.memory),
+        http_sniff: config.http_sniff,
         interfaces: InterfaceOptions {
             include: config.interfaces.clone(),
             exclude: config.exclude_interfaces.clone(),

@@ -124,6 +124,7 @@ pub struct Config {
     pub map_memory: Option<u64>,
     /// In bytes.
     pub ring_buffer: u32,
+    pub http_sniff: bool,
     pub kernel_log: bool,
     pub log: Option<String>,
     pub state_dir: StateDir,
@@ -151,6 +152,7 @@ impl Default for Config {
             census_interval: None,
             map_memory: None,
             ring_buffer: 256 << 10,
+            http_sniff: true,
             kernel_log: false,
             log: None,
             state_dir: StateDir::Auto,

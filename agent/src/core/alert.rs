@@ -323,8 +323,12 @@ impl Live {
         let worse = finding.severity > self.alert.finding.severity;
         self.refresh(now, finding);
         let alert = &mut self.alert;
-        let fires =
-            alert.state == State::Pending && now.since(alert.pending_since) >= timing.pending;
+        // What rests on a row of failures has lasted since the first of them.
+        let since = match alert.finding.verdict {
+            Verdict::Pinned5xx => alert.finding.since.min(alert.pending_since),
+            _ => alert.pending_since,
+        };
+        let fires = alert.state == State::Pending && now.since(since) >= timing.pending;
         if fires {
             alert.state = State::Firing;
             alert.firing_since = Some(now);

@@ -7,6 +7,7 @@ use super::{
     budget::{Budget, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
+    stuck::StuckEvidence,
     time::Moment,
 };
 
@@ -71,6 +72,9 @@ pub enum Verdict {
     /// `port_exhaustion` / `tuple_collision`: SYNs into live connections of the same initiator address
     /// and port: a balancer that keeps client addresses, or a stale NAT mapping.
     TupleCollision,
+    /// `stuck_keepalive` / `pinned_5xx`: a kept-alive connection gets failures from an endpoint that is dead,
+    /// while other connections to the same service are answered well.
+    Pinned5xx,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -106,20 +110,23 @@ pub enum Verdict {
     /// path to some of the targets.
     AsymmetricPath,
     /// Look-alike: a destination that answered before answers nothing any more, and no connection to
-    /// it is left.
+    /// it is left; or it answers failures only, on every connection.
     ServiceDown,
+    /// Look-alike: some requests fail wherever they go, while others to the same service are served.
+    EndpointError,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
         Self::Forecast,
         Self::TupleCollision,
+        Self::Pinned5xx,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
@@ -137,6 +144,7 @@ impl Verdict {
         Self::EnaAllowance,
         Self::AsymmetricPath,
         Self::ServiceDown,
+        Self::EndpointError,
         Self::UnknownConnectLoss,
     ];
 
@@ -149,6 +157,7 @@ impl Verdict {
             | Self::LocalEphemeral
             | Self::Forecast
             | Self::TupleCollision => Some("port_exhaustion"),
+            Self::Pinned5xx => Some("stuck_keepalive"),
             _ => None,
         }
     }
@@ -162,6 +171,7 @@ impl Verdict {
             Self::LocalEphemeral => "local_ephemeral",
             Self::Forecast => "forecast",
             Self::TupleCollision => "tuple_collision",
+            Self::Pinned5xx => "pinned_5xx",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",
@@ -179,6 +189,7 @@ impl Verdict {
             Self::EnaAllowance => "ena_allowance",
             Self::AsymmetricPath => "asymmetric_path",
             Self::ServiceDown => "service_down",
+            Self::EndpointError => "endpoint_error",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -278,6 +289,8 @@ pub struct Evidence {
     pub loss: Option<LossEvidence>,
     /// Live connections that SYNs met.
     pub collisions: Option<CollisionEvidence>,
+    /// Connections whose requests fail, and others that do better.
+    pub stuck: Option<StuckEvidence>,
     /// What is taken of the ports of a device in between.
     pub egress: Option<EgressUse>,
     /// Counters that speak for the finding, with their growth over the window.

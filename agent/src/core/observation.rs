@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use tuplewatch_common::{
     address::{Address, Point, PortSpaceKey, Role},
+    conversation::Conversation,
+    http::Balancer,
     record::{CensusRow, Global, Opener, OpenerKey, PortSpace},
 };
 
@@ -23,12 +25,25 @@ pub struct Snapshot {
     /// Source ports of handshakes completed since the last snapshot, as far as known; a port may be
     /// told again.
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
+    /// HTTP/1 conversations with news since the last snapshot.
+    pub talks: Vec<Talk>,
     /// Who opens connections.
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].
     pub globals: [u64; Global::COUNT as usize],
     /// What is known of the host around them.
     pub surroundings: Surroundings,
+}
+
+/// An HTTP/1 conversation as it stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Talk {
+    /// What was counted.
+    pub conversation: Conversation,
+    /// Whose error page the latest failure was, if it is a known one.
+    pub page: Option<&'static Balancer>,
+    /// The connection is over.
+    pub closed: bool,
 }
 
 /// An address as people write it: IPv4 where it is v4-mapped.

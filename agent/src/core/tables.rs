@@ -16,6 +16,7 @@ use super::{
     openers::{OpenerRate, Openers},
     packed::Packed,
     report::Totals,
+    service::Services,
     space::{Census, Space},
     threshold::PoolInference,
     time::Moment,
@@ -44,6 +45,8 @@ pub struct Tables {
     /// What the source had counted of port spaces that were forgotten here: it goes on from there.
     forgotten: HashMap<PortSpaceKey, Packed>,
     openers: Openers,
+    /// The services that this host sends HTTP/1 requests to.
+    pub services: Services,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
@@ -78,6 +81,7 @@ impl Tables {
             self.all = self.all.plus(&difference);
         }
         self.openers.take(now, &snapshot.openers, keep);
+        self.services.take(now, &snapshot.talks, keep);
         if let Some(gap) = gap {
             self.resume(now, gap);
         }

@@ -169,6 +169,20 @@ thresholds! {
         stale: Duration = seconds(350);
     }
 
+    /// Cause `pinned_5xx`.
+    pinned: Pinned, per_destination {
+        /// Failures (5xx) in a row on one connection, within the window. In the incident behind this
+        /// cause one connection got four in 10 s; fewer happen while a server restarts.
+        min_failures: u32 = 4;
+        /// Newer connections that were answered well meanwhile: one may be chance.
+        min_better: u32 = 2;
+        /// If newer connections fail as well, the chance that so many of the newest in a row would do
+        /// well all the same, each with the share of those that do. Above it a part of all requests
+        /// fails, whatever the connection: one broken backend that still gets its part, or one client
+        /// among many.
+        max_chance: f64 = 0.001;
+    }
+
     /// Names for opens that get no answer.
     loss: LossNames, per_destination {
         /// Lost opens, or SYNs sent again, in the window: fewer may be chance.

@@ -15,7 +15,7 @@ use tuplewatch_common::{
 use crate::{
     core::observation::{Event, Snapshot},
     source::capture::{
-        evidence::{Exhibit, Shows},
+        evidence::{About, Exhibit, Shows},
         file::Observed,
         observer::Observer,
         tables::{Frame, Limits},
@@ -162,13 +162,16 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             },
             segment: packet.segment,
             role: is_syn.then_some(Role::from_u8(space.role)),
+            // Headers only.
+            message: None,
+            page: None,
             interface: packet.recorded.ifindex,
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }
     let Ok(()) = observer.finish(last_ns, &mut look);
-    let mut all = observer.evidence.of(space, true);
-    all.extend(observer.evidence.of(space, false));
+    let mut all = observer.evidence.of(space, About::BareAcks);
+    all.extend(observer.evidence.of(space, About::SynsAgain));
     all
 }
 

@@ -24,6 +24,7 @@ use crate::core::{
         Sample, Severity, Verdict,
     },
     report::{Change, Overview, SpaceReport, Totals},
+    stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
 };
 
@@ -163,6 +164,7 @@ pub(crate) fn finding() -> Finding {
                 idle_min_ms: 1200,
                 idle_max_ms: 400_000,
             }),
+            stuck: Some(stuck()),
             egress: Some(egress()),
             counters: vec![CounterEvidence {
                 name: "TCPSYNChallenge".into(),
@@ -201,6 +203,41 @@ pub(crate) fn finding() -> Finding {
         summary: "198.51.100.7 reuses source ports to 203.0.113.10:443 while they are in TIME_WAIT"
             .into(),
         remedy: "curl[4711] opens 80 connections/s of 80 ms each: reuse connections".into(),
+    }
+}
+
+/// Connections whose requests fail.
+fn stuck() -> StuckEvidence {
+    StuckEvidence {
+        stuck: 2,
+        failures: 18,
+        longest: 14,
+        status: 503,
+        page: Some("AWS Application Load Balancer".into()),
+        better: 31,
+        better_newer: 23,
+        better_for_seconds: Some(20.5),
+        worse: 1,
+        worse_newer: 1,
+        same_kind_served: true,
+        connections: vec![
+            StuckConnection {
+                client_address: std::net::IpAddr::from([198, 51, 100, 7]),
+                client_port: 45_328,
+                server_address: std::net::IpAddr::from([203, 0, 113, 10]),
+                server_port: 443,
+                age_seconds: Some(24.6),
+                requests: 14,
+                failures: 14,
+                in_a_row: 14,
+                failing_seconds: 24.5,
+                status: 503,
+                became: Became::Failing,
+                close: None,
+            }
+            .with_command(),
+        ],
+        unseen: UNSEEN.into(),
     }
 }
 

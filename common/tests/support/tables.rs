@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use tuplewatch_common::{
     address::PortSpaceKey,
+    conversation::Conversation,
     handshake::{Handshake, Pending, UNCOUNTED},
     memory::Set,
     observe::{Tables, Work, is_expired, sweep},
@@ -70,6 +71,7 @@ pub struct InMemory {
     pub moved_at: u64,
     pub opening: Vec<u64>,
     pub strangers: u64,
+    pub conversations: HashMap<u64, Conversation>,
     pub events: Vec<Event>,
     pub globals: [u64; Global::COUNT as usize],
     /// Opens that a port space counted but whose record found no room: they have no outcome.
@@ -89,6 +91,7 @@ impl InMemory {
             moved_at: 0,
             opening: vec![0; limits.opening_slots],
             strangers: 0,
+            conversations: HashMap::new(),
             events: Vec::new(),
             globals: [0; Global::COUNT as usize],
             lost_opens: HashMap::new(),
@@ -213,6 +216,14 @@ impl Tables for InMemory {
     fn opening(&mut self, hash: u64) -> Option<&mut u64> {
         let i = self.slot(hash);
         self.opening.get_mut(i)
+    }
+
+    fn conversation(&mut self, hash: u64) -> Option<&mut Conversation> {
+        self.conversations.get_mut(&hash)
+    }
+
+    fn add_conversation(&mut self, hash: u64, _now_ns: u64) -> Option<&mut Conversation> {
+        Some(self.conversations.entry(hash).or_default())
     }
 
     fn emit(&mut self, event: &Event) {

@@ -20,7 +20,7 @@ use crate::{
         time::Moment,
     },
     source::capture::{
-        evidence::Exhibit,
+        evidence::{About, Exhibit},
         fault::Fault,
         file::{CaptureFile, Counts, Next, Observed, Selection},
         observer::Observer,
@@ -355,9 +355,7 @@ impl FoundSoFar {
         all.sort_by_key(|(number, ..)| *number);
         all.into_iter()
             .map(|(_, finding, alert)| Found {
-                exhibits: observer
-                    .evidence
-                    .of(&finding.space, rests_on_bare_acks(finding.verdict)),
+                exhibits: observer.evidence.of(&finding.space, about(&finding)),
                 finding,
                 alert,
             })
@@ -365,16 +363,17 @@ impl FoundSoFar {
     }
 }
 
-/// Whether the packets that show it are bare ACKs; else they are SYNs that came again.
-const fn rests_on_bare_acks(verdict: Verdict) -> bool {
-    matches!(
-        verdict,
+/// What the packets that show it are.
+const fn about(finding: &Finding) -> About {
+    match finding.verdict {
+        _ if finding.evidence.stuck.is_some() => About::Failures,
         Verdict::L4ReuseInTimeWait
-            | Verdict::TupleCollision
-            | Verdict::HalfOpenReconnect
-            | Verdict::FixedPortReuse
-            | Verdict::SynRecvCollision
-            | Verdict::NoListener
-            | Verdict::DuplicateSyn
-    )
+        | Verdict::TupleCollision
+        | Verdict::HalfOpenReconnect
+        | Verdict::FixedPortReuse
+        | Verdict::SynRecvCollision
+        | Verdict::NoListener
+        | Verdict::DuplicateSyn => About::BareAcks,
+        _ => About::SynsAgain,
+    }
 }

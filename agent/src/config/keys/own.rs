@@ -173,6 +173,14 @@ pub(super) const OWN: &[Own] = &[
         plain!(ring_buffer, ring, |b: &u32| size(u64::from(*b))),
     ),
     own(
+        "http_sniff",
+        "--no-http-sniff",
+        Kind::Text,
+        "`true` or `false`",
+        "Look for HTTP/1 at the begin of data segments: `stuck_keepalive` needs it. Switched off, it costs nothing.",
+        plain!(http_sniff, bool::parse, bool::to_string),
+    ),
+    own(
         "kernel_log",
         "--kernel-log",
         Kind::Text,

@@ -5,6 +5,7 @@
 //! Rules are asked about port spaces that are busy or in trouble only: quiet ones cost nothing.
 
 mod bare_ack;
+mod fare;
 mod forecast;
 mod holders;
 mod listener;
@@ -17,6 +18,7 @@ mod port_exhaustion;
 mod refused;
 mod silence;
 mod strangers;
+mod stuck_keepalive;
 mod tuple_collision;
 mod view;
 mod words;
@@ -99,7 +101,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 12] = [
+const RULES: [Rule; 13] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -115,6 +117,14 @@ const RULES: [Rule; 12] = [
     Rule {
         finds: &[Verdict::Forecast],
         judge: Judge::Host(forecast::forecast),
+    },
+    Rule {
+        finds: &[
+            Verdict::Pinned5xx,
+            Verdict::ServiceDown,
+            Verdict::EndpointError,
+        ],
+        judge: Judge::Host(stuck_keepalive::stuck_keepalive),
     },
     Rule {
         finds: loss::NAMED,
@@ -154,7 +164,8 @@ const RULES: [Rule; 12] = [
 type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
 
 /// One for each signature: look-alikes raise no alert.
-const REFRESH: [(Verdict, Refresh); 5] = [
+const REFRESH: [(Verdict, Refresh); 6] = [
+    (Verdict::Pinned5xx, stuck_keepalive::refresh),
     (Verdict::LocalEphemeral, local_ephemeral::refresh),
     (Verdict::Forecast, forecast::refresh),
     (Verdict::L4ReuseInTimeWait, |context, key| {

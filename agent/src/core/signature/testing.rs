@@ -61,6 +61,8 @@ pub struct Script {
     pub openers: BTreeMap<OpenerKey, Opener>,
     /// Source ports of handshakes completed in this second.
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
+    /// HTTP/1 conversations with news.
+    pub talks: Vec<crate::core::observation::Talk>,
     /// Source ports of the agent's namespace.
     pub local_ports: Option<LocalPorts>,
     /// Counters of the agent's namespace.
@@ -90,6 +92,7 @@ impl Script {
             globals: [0; Global::COUNT as usize],
             openers: BTreeMap::new(),
             ports: Vec::new(),
+            talks: Vec::new(),
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
@@ -178,6 +181,7 @@ impl Script {
                 spaces: self.spaces.iter().map(|(k, s)| (*k, *s)).collect(),
                 census: Some(self.census.iter().map(|(k, row)| (*k, *row)).collect()),
                 ports: std::mem::take(&mut self.ports),
+                talks: std::mem::take(&mut self.talks),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
                 surroundings: Surroundings {

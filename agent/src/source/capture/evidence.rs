@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey, Role},
+    conversation::Conversation,
     handshake::Handshake,
     memory::Former,
     record::{Event, EventKind},
@@ -15,6 +16,7 @@ use super::{
     file::Observed,
     tables::{Frame, InMemory},
 };
+use crate::core::service::Service;
 
 /// One packet and what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,15 @@ pub enum Shows {
     },
     /// The responder accepts in the end.
     SynAck,
+    /// A response that failed.
+    Failed {
+        /// Its status.
+        status: u16,
+        /// The how manieth in a row on its connection.
+        run: u32,
+        /// Whose error page it is.
+        page: Option<&'static str>,
+    },
 }
 
 impl Exhibit {
@@ -119,6 +130,12 @@ impl Exhibit {
                 )
             }
             Shows::SynAck => "SYN-ACK: the responder accepts in the end".to_owned(),
+            Shows::Failed { status, run, page } => {
+                let page = page.map_or_else(String::new, |name| {
+                    format!("; the page is that of the {name} itself")
+                });
+                format!("status {status}, failure number {run} in a row on this connection{page}")
+            }
         }
     }
 }
@@ -130,6 +147,19 @@ struct Exhibits {
     refused: Vec<Exhibit>,
     /// SYNs that came again.
     again: Vec<Exhibit>,
+    /// Responses that failed.
+    failed: Vec<Exhibit>,
+}
+
+/// What the packets behind a finding show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum About {
+    /// Bare ACKs, and what followed.
+    BareAcks,
+    /// SYNs that came again.
+    SynsAgain,
+    /// Responses that failed.
+    Failures,
 }
 
 /// All exhibits, bounded.
@@ -174,6 +204,23 @@ impl Evidence {
     /// The events of the tables were taken out.
     pub const fn events_taken(&mut self) {
         self.events = 0;
+    }
+
+    /// A response failed.
+    pub fn failed(&mut self, observed: &Observed, conversation: &Conversation) {
+        let key = Service::of(conversation);
+        let exhibit = Exhibit {
+            frame: observed.frame,
+            tuple: conversation.tuple,
+            shows: Shows::Failed {
+                status: conversation.status,
+                run: conversation.run,
+                page: observed.page.map(|balancer| balancer.name),
+            },
+        };
+        if let Some(exhibits) = self.exhibits(&key, |e| &mut e.failed) {
+            exhibits.push(exhibit);
+        }
     }
 
     fn bare_ack(&mut self, observed: &Observed, event: &Event, tables: &InMemory) {
@@ -279,9 +326,9 @@ impl Evidence {
     }
 
     /// The exhibits of a finding about a port space, in the order of the capture. A part of the key that
-    /// is zero stands for all. Findings about bare ACKs show those, others the SYNs that came again.
+    /// is zero stands for all.
     #[must_use]
-    pub fn of(&self, key: &PortSpaceKey, about_bare_acks: bool) -> Vec<Exhibit> {
+    pub fn of(&self, key: &PortSpaceKey, about: About) -> Vec<Exhibit> {
         let any = [0; 16];
         let mut found: Vec<Exhibit> = self
             .spaces
@@ -292,12 +339,10 @@ impl Evidence {
                     && (key.responder_port == 0 || k.responder_port == key.responder_port)
                     && (key.role == Role::Unknown as u8 || k.role == key.role)
             })
-            .flat_map(|(_, e)| {
-                if about_bare_acks {
-                    &e.refused
-                } else {
-                    &e.again
-                }
+            .flat_map(|(_, e)| match about {
+                About::BareAcks => &e.refused,
+                About::SynsAgain => &e.again,
+                About::Failures => &e.failed,
             })
             .copied()
             .collect();

@@ -14,8 +14,9 @@ use std::{
 use tuplewatch_common::{
     address::{Address, FourTuple, Role},
     bytes::{Bytes as _, Captured},
+    http::{self, Balancer, Message},
     observe::is_plain_data,
-    segment::{ACK, NotSegment, SYN, Segment, read_into},
+    segment::{ACK, Located, NotSegment, RST, SYN, Segment, read_into},
 };
 
 use super::{
@@ -69,8 +70,12 @@ pub struct Observed {
     pub frame: Frame,
     /// The segment.
     pub segment: Segment,
-    /// The role of the place of observation, where it is a SYN.
+    /// The role of the place of observation, where it is a SYN or a request.
     pub role: Option<Role>,
+    /// The HTTP/1 message that it begins with, if any.
+    pub message: Option<Message>,
+    /// Whose error page it is, where it is a response that failed and the page is known.
+    pub page: Option<&'static Balancer>,
     /// The interface.
     pub interface: u32,
 }
@@ -229,14 +234,18 @@ impl CaptureFile {
                     self.counts.segments += 1;
                     let at = &found.located;
                     let segment = &mut observed.segment;
-                    if !is_plain_data(at.flags, at.payload_len)
+                    observed.message = message(packet.data, at);
+                    if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
                         && read_into(&bytes, at, segment).is_ok()
                         && selection.takes(&segment.tuple)
                     {
                         let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);
-                        observed.role = (segment.flags & (SYN | ACK) == SYN)
-                            .then(|| self.vantage.role(segment, direction));
+                        let opens = segment.flags & (SYN | ACK) == SYN;
+                        let asks = matches!(observed.message, Some(Message::Request { .. }));
+                        observed.role =
+                            (opens || asks).then(|| self.vantage.role(segment, direction));
+                        observed.page = page(packet.data, at, observed.message);
                         observed.frame = Frame {
                             file: self.index,
                             number: self.reader.frame(),
@@ -282,6 +291,30 @@ impl Selection {
     #[inline]
     fn takes(&self, tuple: &FourTuple) -> bool {
         self.ends.is_empty() || self.ends.iter().any(|end| end.is_of(tuple))
+    }
+}
+
+/// The HTTP/1 message that a segment begins with.
+#[inline]
+fn message(packet: &[u8], at: &Located) -> Option<Message> {
+    if (at.payload_len as usize) < http::PEEK || at.flags & (SYN | RST) != 0 {
+        return None;
+    }
+    http::message(payload(packet, at))
+}
+
+/// The payload as far as the snap length has left it.
+fn payload<'a>(packet: &'a [u8], at: &Located) -> &'a [u8] {
+    let payload = packet.get(at.payload_offset..).unwrap_or_default();
+    // What lies behind the IP packet fills a short frame up.
+    &payload[..payload.len().min(at.payload_len as usize)]
+}
+
+/// Whose error page a response is.
+fn page(packet: &[u8], at: &Located, message: Option<Message>) -> Option<&'static Balancer> {
+    match message? {
+        Message::Response { status } if http::is_failure(status) => http::page(payload(packet, at)),
+        _ => None,
     }
 }
 

@@ -13,6 +13,7 @@ mod pcap;
 mod pcapng;
 pub mod reader;
 pub mod tables;
+pub mod talks;
 #[cfg(test)]
 mod tests;
 pub mod vantage;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use tuplewatch_common::{
     address::Role,
-    observe::{Seen, Work, observe},
+    observe::{Seen, Spoken, Tables as _, Work, is_plain_data, observe, observe_http},
     record::Event,
 };
 
@@ -159,9 +159,35 @@ impl Observer {
             syn_role: observed.role.unwrap_or(Role::Unknown),
             seen_before: false,
         };
+        if observed.message.is_some() {
+            self.speak(observed, &seen);
+        }
+        if is_plain_data(observed.segment.flags, observed.segment.payload_len) {
+            return Ok(());
+        }
         observe(&mut self.tables, &mut self.work, &seen);
         self.evidence.take(observed, &self.tables);
         Ok(())
+    }
+
+    /// A segment that begins an HTTP/1 message.
+    fn speak(&mut self, observed: &Observed, seen: &Seen) {
+        let Some(message) = observed.message else {
+            return;
+        };
+        let tuple = &observed.segment.tuple;
+        let spoken = Spoken {
+            tuple,
+            hash: tuple.hash(),
+            seq: observed.segment.seq,
+            message,
+        };
+        if observe_http(&mut self.tables, &spoken, seen) {
+            self.tables.talks.failed(spoken.hash, observed.page);
+            if let Some(conversation) = self.tables.conversation(spoken.hash) {
+                self.evidence.failed(observed, conversation);
+            }
+        }
     }
 
     /// The clock goes on; it never goes back.
@@ -219,10 +245,12 @@ impl Observer {
         let events = self.tables.take_events();
         self.evidence.events_taken();
         let (spaces, ports) = self.tables.look();
+        let talks = self.tables.look_at_talks();
         let snapshot = Snapshot {
             now: Moment(now_ns),
             spaces,
             ports,
+            talks,
             globals: self.tables.globals(),
             ..Snapshot::default()
         };

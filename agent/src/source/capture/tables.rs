@@ -6,14 +6,17 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
+    conversation::Conversation,
     handshake::{Handshake, INITIATOR_IS_LOWER, Pending},
-    memory::{Moved, Set, WAYS},
+    memory::{self, Moved, Set, WAYS},
     observe::{Tables, Work, is_expired, sweep},
     record::{Event, FIRST_PORTS, Global, PortSpace, SpaceRef},
     segment::{ACK, FIN, RST, SYN, Segment},
 };
 
+use super::talks::Talks;
 use super::words::{Words, prefetch};
+use crate::core::observation::Talk;
 
 /// How much the tables hold.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +97,8 @@ pub struct InMemory {
     moved_at: u64,
     opening: Words,
     strangers: u64,
+    /// HTTP/1 conversations.
+    pub talks: Talks,
     events: Vec<Event>,
     globals: [u64; Global::COUNT as usize],
     look: u64,
@@ -122,6 +127,7 @@ impl InMemory {
             moved_at: 0,
             opening: Words::new(limits.opening_slots),
             strangers: 0,
+            talks: Talks::default(),
             events: Vec::new(),
             globals: [0; Global::COUNT as usize],
             look: 0,
@@ -260,6 +266,17 @@ impl InMemory {
         (spaces, ports)
     }
 
+    /// HTTP/1 conversations with news since the last call.
+    pub fn look_at_talks(&mut self) -> Vec<Talk> {
+        let memory = &self.memory;
+        self.talks.look(|hash| {
+            let sets: &[Set] = memory.as_chunks().0;
+            let set = sets.get(hash as usize & (sets.len() - 1));
+            let word = set.and_then(|set| memory::find(set, hash));
+            word.is_some_and(|word| word.state().is_closed())
+        })
+    }
+
     /// Forgets the port spaces that were quiet for longest and never in trouble.
     fn forget_quiet(&mut self) {
         let look = self.look;
@@ -385,6 +402,18 @@ impl Tables for InMemory {
     fn opening(&mut self, hash: u64) -> Option<&mut u64> {
         let i = self.opening_slot(hash);
         self.opening.get_mut(i)
+    }
+
+    fn conversation(&mut self, hash: u64) -> Option<&mut Conversation> {
+        self.talks.get(hash)
+    }
+
+    fn add_conversation(&mut self, hash: u64, _now_ns: u64) -> Option<&mut Conversation> {
+        let conversation = self.talks.add(hash);
+        if conversation.is_none() {
+            self.globals[Global::FailingEvicted as usize] += 1;
+        }
+        conversation
     }
 
     fn emit(&mut self, event: &Event) {

@@ -18,6 +18,7 @@ use super::{
     recorder::{self, Ring},
     shared::Shared,
     spaces::Spaces,
+    talks::Talks,
 };
 use crate::kernel_facts::{Hook, Layout, Resolved, Types, VMLINUX};
 
@@ -33,6 +34,8 @@ pub struct Options {
     pub interfaces: InterfaceOptions,
     /// Restrict the socket hooks and the census to these network namespaces (inode numbers).
     pub netns: Vec<u32>,
+    /// Look for HTTP/1 at the begin of data segments.
+    pub http_sniff: bool,
     /// Load the programs with their diagnostics on.
     pub kernel_log: bool,
     /// Memory for the flight recorder's ring in bytes; `None`: nothing is recorded.
@@ -99,6 +102,8 @@ pub struct Kernel {
     pub(super) spaces: Spaces,
     /// Connections being opened.
     pub(super) pending: Shared<Pending>,
+    /// HTTP/1 conversations, unless nobody looks for them.
+    pub(super) talks: Option<Talks>,
     pub(super) counters: super::counters::Reader,
     recorder: Option<Ring>,
 }
@@ -151,6 +156,9 @@ impl Kernel {
             .map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let (spaces, pending) =
             prepare(&mut ebpf, options).map_err(|e| LoadError::Object(format!("{e:#}")))?;
+        let talks = options.http_sniff.then(|| Talks::open(&mut ebpf));
+        let talks = talks.transpose();
+        let talks = talks.map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let mut any = false;
         for (hook, program) in TRACEPOINTS {
             let state = match &resolved {
@@ -209,6 +217,7 @@ impl Kernel {
             census: super::census::CensusState::default(),
             spaces,
             pending,
+            talks,
             counters: super::counters::Reader::new(&options.netns),
             recorder,
         })
@@ -319,6 +328,12 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
     let strangers = plan.handshakes / 4 * 3;
     let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
     let ring = recorder::Size::of(options.recorder);
+    let http_sniff = u32::from(options.http_sniff);
+    let talk_sets = if options.http_sniff {
+        plan.conversations / WAYS
+    } else {
+        1
+    };
     let mut loader = EbpfLoader::new();
     loader
         .override_global("COARSE_CLOCK", &coarse_clock, true)
@@ -333,6 +348,10 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         .override_global("RECORDER_SECTIONS", &ring.sections, true)
         .override_global("RECORDER_SLOTS", &ring.slots, true)
         .map_max_entries("RECORDER", ring.entries())
+        .override_global("TALK_SETS", &talk_sets, true)
+        .override_global("HTTP_SNIFF", &http_sniff, true)
+        .map_max_entries("TALK_TAGS", talk_sets)
+        .map_max_entries("TALKS", talk_sets)
         .map_max_entries("HANDSHAKES", plan.handshakes)
         .map_max_entries("HANDSHAKE_TAGS", handshake_sets)
         // Index 0 of both is never given out.

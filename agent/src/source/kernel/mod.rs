@@ -19,6 +19,7 @@ mod shared;
 mod spaces;
 mod status;
 mod surroundings;
+mod talks;
 mod trial;
 
 pub use chain::{Other, Way};

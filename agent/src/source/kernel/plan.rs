@@ -15,6 +15,8 @@ pub struct Plan {
     pub bitmaps: u32,
     /// Sockets that this host opened, likewise.
     pub open_sockets: u32,
+    /// HTTP/1 conversations, likewise.
+    pub conversations: u32,
     /// Openers.
     pub openers: u32,
     /// Rows of the census.
@@ -49,6 +51,7 @@ impl Plan {
             bitmaps: scale(96).max(16),
             // Twice what is hoped for: a set may be full while others are not.
             open_sockets: power(scale(32_768)).max(8192),
+            conversations: power(scale(8192)).max(2048),
             openers: scale(4096).max(1024),
             census: scale(8192).max(1024),
             listeners: 2048,
@@ -113,6 +116,7 @@ mod tests {
             assert!(p.memory_sets.is_power_of_two() && p.ring.is_power_of_two());
             assert!(p.handshakes.is_power_of_two() && p.open_sockets.is_power_of_two());
             assert!(p.handshakes >= WAYS && p.open_sockets >= WAYS);
+            assert!(p.conversations.is_power_of_two() && p.conversations >= WAYS);
             assert!(p.port_spaces >= 1024);
         }
         assert_eq!(Plan::for_bytes(24 << 20).memory_sets, 131_072);

@@ -39,6 +39,10 @@ impl Kernel {
     ) -> anyhow::Result<Snapshot> {
         self.sweep()?;
         let changed = self.spaces.look(&mut self.ebpf)?;
+        let talks = match &mut self.talks {
+            Some(talks) => talks.look(&self.ebpf)?,
+            None => Vec::new(),
+        };
         let openers = self.openers()?;
         let globals = self.globals()?;
         let snapshot = Snapshot {
@@ -46,6 +50,7 @@ impl Kernel {
             spaces: changed.spaces,
             census,
             ports: changed.ports,
+            talks,
             openers,
             globals,
             surroundings: self.surroundings(),

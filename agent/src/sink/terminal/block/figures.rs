@@ -6,7 +6,64 @@ use super::{
     super::text::{count, counted, number, percent, seconds},
     Block, list,
 };
-use crate::core::finding::Evidence;
+use crate::core::{
+    finding::Evidence,
+    stuck::{Became, StuckConnection},
+};
+
+/// Connections shown; JSON has more.
+const CONNECTIONS: usize = 5;
+
+/// Connections whose requests fail, and the others.
+pub(super) fn stuck(block: &mut Block, e: &Evidence) {
+    let Some(stuck) = &e.stuck else {
+        return;
+    };
+    let mut text = format!(
+        "{} on {}, at most {} in a row; of the others {} do well ({} of them newer), {} fail ({} newer)",
+        counted(stuck.failures, "failure", "failures"),
+        counted(stuck.stuck.into(), "connection", "connections"),
+        stuck.longest,
+        count(stuck.better),
+        count(stuck.better_newer),
+        count(stuck.worse),
+        count(stuck.worse_newer),
+    );
+    if let Some(since) = stuck.better_for_seconds {
+        text.push_str(&format!("; the newest do well for {} now", seconds(since)));
+    }
+    block.field("Responses", &text);
+    for connection in stuck.connections.iter().take(CONNECTIONS) {
+        block.field("Connection", &connection_text(connection));
+    }
+    let more = (stuck.stuck as usize).saturating_sub(CONNECTIONS.min(stuck.connections.len()));
+    if more > 0 {
+        block.field("", &format!("and {more} more"));
+    }
+    block.field("Unseen", &stuck.unseen);
+}
+
+fn connection_text(c: &StuckConnection) -> String {
+    let age = c.age_seconds.map_or_else(
+        || "older than the agent".to_owned(),
+        |age| format!("open for {}", seconds(age)),
+    );
+    let mut text = format!(
+        "{}, {age}: {} of {} failed, {} in a row for {} with {}",
+        c.ends(),
+        count(c.failures),
+        counted(c.requests.into(), "request", "requests"),
+        c.in_a_row,
+        seconds(c.failing_seconds),
+        c.status,
+    );
+    match (c.became, &c.close) {
+        (_, Some(command)) => text.push_str(&format!("; to close it: {command}")),
+        (Became::Recovered, _) => text.push_str("; it does well again"),
+        _ => text.push_str("; it is closed"),
+    }
+    text
+}
 
 /// SYNs that met an older connection, and connect() without a port.
 pub(super) fn refused(block: &mut Block, e: &Evidence) {

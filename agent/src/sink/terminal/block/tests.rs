@@ -23,6 +23,14 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
   Collisions  2 live and 1 idle connections were reset by SYNs from 3 ports, 1.2 s to 6 min 40 s
               after their last traffic
   Failed      3 connect() found no source port in the last 1 min
+  Responses   18 failures on 2 connections, at most 14 in a row; of the others 31 do well (23 of
+              them newer), 1 fail (1 newer); the newest do well for 20 s now
+  Connection  198.51.100.7:45328 → 203.0.113.10:443, open for 24 s: 14 of 14 requests failed, 14 in
+              a row for 24 s with 503; to close it: ss -K dst 203.0.113.10 dport = 443 src
+              198.51.100.7 sport = 45328
+              and 1 more
+  Unseen      TLS, HTTP/2 and gRPC have no status line that could be read: connections that speak
+              them are not judged
   Lost        2 opens without answer, 5,150 got through, 36 SYNs sent again; 4 connections live, 15
               segments of data sent again; of other destinations 5 answer and 1 fail
   Counters    TCPSYNChallenge 3
