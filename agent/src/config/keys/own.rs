@@ -174,10 +174,10 @@ pub(super) const OWN: &[Own] = &[
     ),
     own(
         "http_sniff",
-        "--no-http-sniff",
+        "--http-sniff",
         Kind::Text,
         "`true` or `false`",
-        "Look for HTTP/1 at the begin of data segments: `stuck_keepalive` needs it. Switched off, it costs nothing.",
+        "Look for HTTP/1 at the begin of data segments: `stuck_keepalive` needs it. Switched off, it costs nothing; see docs/performance.md for what it costs.",
         plain!(http_sniff, bool::parse, bool::to_string),
     ),
     own(
