@@ -13,9 +13,9 @@ pub(super) fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
         ..
     } = work;
     *tuple = segment.tuple;
-    if !tables
+    if tables
         .moved_at()
-        .is_some_and(|at| seen.now_ns.saturating_sub(*at) < MOVED_NS)
+        .is_none_or(|at| seen.now_ns.saturating_sub(*at) >= MOVED_NS)
     {
         return false;
     }
