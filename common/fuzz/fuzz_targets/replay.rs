@@ -10,6 +10,7 @@ use std::io::Cursor;
 use core::{engine::Engine, observation::Snapshot, threshold::Thresholds};
 use libfuzzer_sys::fuzz_target;
 use source::capture::{
+    evidence::About,
     file::{CaptureFile, HEAD, Next, Observed, Selection},
     input::Input,
     observer::Observer,
@@ -60,8 +61,8 @@ fuzz_target!(|bytes: &[u8]| {
         .finish(last, &mut look)
         .expect("the look never fails");
     for (key, _) in observer.tables.port_spaces() {
-        for bare_acks in [false, true] {
-            for exhibit in observer.evidence.of(&key, bare_acks) {
+        for about in [About::BareAcks, About::SynsAgain, About::Failures] {
+            for exhibit in observer.evidence.of(&key, about) {
                 assert!(!exhibit.reading().is_empty());
             }
         }
