@@ -161,10 +161,6 @@ pub struct CensusRow {
     pub time_wait: [u32; TIME_WAIT_AGES],
     /// Those of all states whose port was taken by bind(), not by connect().
     pub bound: u32,
-    /// Lowest local port of an initiator, lowest remote port of a responder.
-    pub port_min: u16,
-    /// Highest such port.
-    pub port_max: u16,
 }
 
 /// Source ports of a network namespace (socket point).
@@ -424,7 +420,7 @@ mod tests {
             size_of::<PortSpace>(),
             (27 * 8 + 32 + 3 * 160_usize).next_multiple_of(64)
         );
-        assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24 + 4);
+        assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24);
         assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
         assert_eq!(size_of::<OpenerRef>(), 8);
         assert_eq!(size_of::<SpaceSlot>(), 64 + size_of::<PortSpace>());

@@ -298,25 +298,18 @@ fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, ag
     };
     // SAFETY: the value is copied at once.
     let is_responder = unsafe { LISTENERS.get(listener) }.is_some_and(|p| *p == pass);
-    let (space, port) = if is_responder {
-        (
-            PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns),
-            tuple.responder_port,
-        )
+    *key = if is_responder {
+        PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns)
     } else {
-        (
-            PortSpaceKey::socket(tuple, Role::Unknown as u8, netns),
-            tuple.initiator_port,
-        )
+        PortSpaceKey::socket(tuple, Role::Unknown as u8, netns)
     };
-    *key = space;
     let bound = !is_responder && is_bound(sk, state);
     let Some(row) = CENSUS.get_ptr_mut(&*key) else {
         *new = CensusRow {
             pass,
             ..CensusRow::default()
         };
-        tally(new, state, age_s, port, bound);
+        tally(new, state, age_s, bound);
         if CENSUS.insert(&*key, &*new, BPF_NOEXIST.into()).is_err() {
             count(Global::CensusFull);
         }
@@ -330,7 +323,7 @@ fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, ag
             ..CensusRow::default()
         };
     }
-    tally(row, state, age_s, port, bound);
+    tally(row, state, age_s, bound);
 }
 
 /// The port was taken by bind(): such sockets share one pool for all destinations.
@@ -352,7 +345,7 @@ fn is_bound(sk: Kernel, state: u32) -> bool {
 }
 
 #[inline(always)]
-fn tally(row: &mut CensusRow, state: u32, age_s: u64, port: u16, bound: bool) {
+fn tally(row: &mut CensusRow, state: u32, age_s: u64, bound: bool) {
     row.bound += bound as u32;
     match state {
         ESTABLISHED => row.established += 1,
@@ -363,12 +356,6 @@ fn tally(row: &mut CensusRow, state: u32, age_s: u64, port: u16, bound: bool) {
             row.time_wait[if bucket < last { bucket } else { last }] += 1;
         }
         _ => row.closing += 1,
-    }
-    if row.port_min == 0 || port < row.port_min {
-        row.port_min = port;
-    }
-    if port > row.port_max {
-        row.port_max = port;
     }
 }
 
