@@ -7,20 +7,20 @@
 
 use std::process::Command;
 
-/// Tests that failed, as the output of cargo names them.
+/// Tests that failed, as the test binaries name them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Failed {
     /// Names of tests.
     pub tests: Vec<String>,
-    /// Options that choose the binaries they are in: `-p tuplewatch-tests --test incident`.
-    targets: Vec<String>,
+    /// Binaries that began and have not told their result: after the end, those that died.
+    running: usize,
 }
 
 impl Failed {
     /// More than these are not the weather.
     const MOST: usize = 3;
 
-    /// Reads a line of cargo's or a test binary's output.
+    /// Reads a line of a test binary's output.
     pub fn read(&mut self, line: &str) {
         let line = line.trim();
         if let Some(name) = line
@@ -28,29 +28,23 @@ impl Failed {
             .and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.tests.push(name.to_owned());
-        } else if let Some(target) = line
-            .strip_prefix("`-p ")
-            .and_then(|rest| rest.strip_suffix('`'))
-        {
-            self.targets.push(format!("-p {target}"));
+        } else if line.starts_with("running ") && line.ends_with(['s', 't']) {
+            self.running += 1;
+        } else if line.starts_with("test result: ") {
+            self.running = self.running.saturating_sub(1);
         }
     }
 
-    /// The commands that run them again, made from `cargo`; none if there are too many.
-    pub fn commands(&self, cargo: impl Fn() -> Command) -> Vec<Command> {
-        if self.tests.len() > Self::MOST {
-            return Vec::new();
+    /// Makes `cargo` run them again; `None` if there are none or too many, or if a binary died.
+    pub fn again(&self, mut cargo: Command) -> Option<Command> {
+        if self.tests.is_empty() || self.tests.len() > Self::MOST || self.running > 0 {
+            return None;
         }
-        let command = |target: &String| {
-            let mut cargo = cargo();
-            cargo
-                .arg("test")
-                .args(target.split(' '))
-                .args(["--", "--test-threads", "1", "--exact"])
-                .args(&self.tests);
-            cargo
-        };
-        self.targets.iter().map(command).collect()
+        cargo
+            .args(["test", "--package", "tuplewatch-tests"])
+            .args(["--", "--test-threads", "1", "--exact"])
+            .args(&self.tests);
+        Some(cargo)
     }
 }
 
@@ -58,43 +52,34 @@ impl Failed {
 mod tests {
     use super::*;
 
-    #[test]
-    fn failed_tests_and_their_binaries_are_run_again() {
+    fn again(lines: &[&str]) -> Option<String> {
         let mut failed = Failed::default();
-        for line in [
+        lines.iter().for_each(|line| failed.read(line));
+        let command = failed.again(Command::new("cargo"))?;
+        let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
+        Some(arguments.join(" "))
+    }
+
+    #[test]
+    fn failed_tests_are_run_again() {
+        let lines = [
+            "running 3 tests",
             "test loss ... FAILED",
             "test fast_open ... ok",
             "test busy::pool ... FAILED",
-            "error: 2 targets failed:",
-            "    `-p tuplewatch-tests --test must_not_fire`",
-            "    `-p tuplewatch-tests --lib`",
-        ] {
-            failed.read(line);
-        }
-        let typed: Vec<String> = failed
-            .commands(|| Command::new("cargo"))
-            .iter()
-            .map(|command| {
-                let arguments: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
-                arguments.join(" ")
-            })
-            .collect();
-        assert_eq!(
-            typed,
-            [
-                "test -p tuplewatch-tests --test must_not_fire -- --test-threads 1 --exact loss busy::pool",
-                "test -p tuplewatch-tests --lib -- --test-threads 1 --exact loss busy::pool",
-            ]
-        );
+            "test result: FAILED. 1 passed; 2 failed",
+            "running 1 test",
+            "test result: ok. 1 passed; 0 failed",
+        ];
+        let typed = "test --package tuplewatch-tests -- --test-threads 1 --exact loss busy::pool";
+        assert_eq!(again(&lines).as_deref(), Some(typed));
+        // The second binary did not come to its end.
+        assert_eq!(again(&lines[..6]), None);
     }
 
     #[test]
     fn many_are_not() {
-        let mut failed = Failed::default();
-        for line in ["test a ... FAILED"; 4] {
-            failed.read(line);
-        }
-        failed.read("`-p tuplewatch-tests --lib`");
-        assert!(failed.commands(|| Command::new("cargo")).is_empty());
+        assert_eq!(again(&["test a ... FAILED"; 4]), None);
+        assert_eq!(again(&["running 0 tests"]), None);
     }
 }
