@@ -12,7 +12,7 @@ use tuplewatch::core::{
 };
 use tuplewatch_common::{
     address::{Point, PortSpaceKey, Role, v4_mapped},
-    record::{CensusRow, Opener, OpenerKey, PortSpace},
+    record::{CensusRow, FIRST_PORTS, Opener, OpenerKey, PortSpace},
 };
 
 /// Bytes allocated now, as the program asked for them.
@@ -64,7 +64,7 @@ fn counters(n: u64, first_port: u16) -> PortSpace {
         established: n,
         closed: n,
         lifetime_ms: n * 3,
-        ports_noted: n,
+        ports_noted: FIRST_PORTS.min(n as usize) as u16,
         ..PortSpace::default()
     };
     space.first_ports[0] = first_port;

@@ -72,6 +72,11 @@ pub trait Tables {
     /// A place for those of another connection, which the caller writes; where there is none, the one that
     /// matters least goes.
     fn add_conversation(&mut self, hash: u64, now_ns: u64) -> Option<&mut Conversation>;
+    /// Asks for the memory that an opening or closing segment with this [`FourTuple::hash`] will need, all
+    /// at once: one after the other, each would be waited for by itself.
+    fn touch(&mut self, _hash: u64) {}
+    /// The same for the port space of a SYN.
+    fn touch_space(&mut self, _key: &PortSpaceKey) {}
     /// Hands an event to the user side.
     fn emit(&mut self, event: &Event);
     /// Adds to a counter, atomically where several CPUs share the tables.
@@ -135,8 +140,11 @@ pub fn observe<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen) {
         return;
     }
     let hash = work.segment.tuple.hash();
+    tables.touch(hash);
     if flags & SYN != 0 {
         if flags & (ACK | RST | FIN) == 0 {
+            work.key = PortSpaceKey::wire(&work.segment.tuple, seen.syn_role as u8);
+            tables.touch_space(&work.key);
             apart(|| on_syn(tables, work, seen, hash));
         } else if flags & (ACK | RST | FIN) == ACK {
             on_syn_ack(tables, work, seen, hash);

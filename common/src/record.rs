@@ -20,8 +20,13 @@ pub struct PortSpace {
     pub closed: u64,
     /// Sum of their lifetimes in milliseconds.
     pub lifetime_ms: u64,
+    /// How often the place was given to another port space. It stands among the counters because each
+    /// reference is checked against it just before something is counted.
+    pub generation: u16,
     /// How many of [`PortSpace::first_ports`] are filled; above [`FIRST_PORTS`] there is a bitmap.
-    pub ports_noted: u64,
+    pub ports_noted: u16,
+    /// Index of the bitmap of source ports, 0 for none.
+    pub bitmap: u32,
     /// Opens of sockets that were bound to a port before connect() (socket only): they draw on one
     /// pool per source address.
     pub bound_opens: u64,
@@ -95,8 +100,8 @@ impl SpaceRef {
     /// The reference to slot `index` in its present generation.
     #[inline(always)]
     #[must_use]
-    pub const fn new(index: u32, generation: u32) -> Self {
-        Self(index & ((1 << Self::INDEX_BITS) - 1) | generation << Self::INDEX_BITS)
+    pub const fn new(index: u32, generation: u16) -> Self {
+        Self(index & ((1 << Self::INDEX_BITS) - 1) | (generation as u32) << Self::INDEX_BITS)
     }
 
     /// The slot.
@@ -109,8 +114,8 @@ impl SpaceRef {
     /// Whether a slot of that generation is meant.
     #[inline(always)]
     #[must_use]
-    pub const fn is_of(self, generation: u32) -> bool {
-        self.0 >> Self::INDEX_BITS == generation & (u32::MAX >> Self::INDEX_BITS)
+    pub const fn is_of(self, generation: u16) -> bool {
+        self.0 >> Self::INDEX_BITS == generation as u32 & (u32::MAX >> Self::INDEX_BITS)
     }
 
     /// There is a port space.
@@ -127,12 +132,8 @@ impl SpaceRef {
 pub struct SpaceSlot {
     /// Whose counters these are.
     pub key: PortSpaceKey,
-    /// How often the place was given to another port space.
-    pub generation: u32,
     /// 1 while the place is taken. The kernel side sets it, the user side clears it.
     pub live: u32,
-    /// Index of the bitmap of source ports, 0 for none.
-    pub bitmap: u32,
     /// Always zero.
     pub pad: u32,
     /// The counters.

@@ -100,16 +100,17 @@ impl Tables for Maps {
             return;
         }
         let Some(slot) = slot(space) else { return };
-        if slot.bitmap == 0 {
+        let counters = &mut slot.counters;
+        if counters.bitmap == 0 {
             match FREE_BITMAPS.pop() {
-                Ok(Some(n)) => slot.bitmap = n,
+                Ok(Some(n)) => counters.bitmap = n,
                 _ => {
                     count(Global::BitmapsFull);
                     return;
                 }
             }
         }
-        let index = slot.bitmap * 2 + (config(CONFIG_GENERATION) & 1);
+        let index = counters.bitmap * 2 + (config(CONFIG_GENERATION) & 1);
         let Some(bitmap) = BITMAPS.get_ptr_mut(index) else {
             return;
         };
@@ -181,6 +182,21 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn touch(&mut self, hash: u64) {
+        touch(MEMORY.get_ptr(hash as u32 & (MEMORY_SETS.load() - 1)));
+        touch(HANDSHAKE_TAGS.get_ptr(handshake_set(hash)));
+    }
+
+    #[inline(always)]
+    fn touch_space(&mut self, key: &PortSpaceKey) {
+        if let Some(cached) = SPACE_CACHE.get_ptr(key.hash() as u32 & (SPACE_CACHE_LEN - 1)) {
+            // SAFETY: array values are valid as long as the program.
+            let index = SpaceRef(unsafe { *cached }).index();
+            touch(SPACES.get_ptr(index));
+        }
+    }
+
+    #[inline(always)]
     fn emit(&mut self, event: &Event) {
         emit(event);
     }
@@ -196,6 +212,15 @@ impl Tables for Maps {
     #[inline(always)]
     fn count(&mut self, what: Global) {
         count(what);
+    }
+}
+
+/// Loads a word of a value, for nothing but to have its cache line on the way.
+#[inline(always)]
+fn touch<T>(value: Option<*const T>) {
+    if let Some(value) = value {
+        // SAFETY: array values are valid as long as the program, and all are larger than a word.
+        unsafe { value.cast::<u64>().read_volatile() };
     }
 }
 
@@ -301,7 +326,7 @@ fn new_space(key: &PortSpaceKey) -> u32 {
     // SAFETY: array values are valid as long as the program; the index was free, so nobody else
     // writes here.
     let slot = unsafe { &mut *slot };
-    let space = SpaceRef::new(index, slot.generation);
+    let space = SpaceRef::new(index, slot.counters.generation);
     slot.key = *key;
     if SPACE_INDEX
         .insert(key, &space.0, BPF_NOEXIST.into())
@@ -321,7 +346,7 @@ fn slot<'a>(space: SpaceRef) -> Option<&'a mut SpaceSlot> {
     let slot = SPACES.get_ptr_mut(space.index())?;
     // SAFETY: array values are valid as long as the program; counters are added atomically.
     let slot = unsafe { &mut *slot };
-    (space.is_some() && space.is_of(slot.generation)).then_some(slot)
+    (space.is_some() && space.is_of(slot.counters.generation)).then_some(slot)
 }
 
 /// Runs `f` on the counters of a port space, unless there is none or it was forgotten.

@@ -129,7 +129,7 @@ pub(super) fn on_established<T: Tables>(tables: &mut T, work: &mut Work, seen: &
         let noted = p.ports_noted as usize;
         if noted < FIRST_PORTS {
             p.first_ports[noted & (FIRST_PORTS - 1)] = tuple.initiator_port;
-            p.ports_noted = noted as u64 + 1;
+            p.ports_noted = noted as u16 + 1;
         } else {
             earned = true;
         }

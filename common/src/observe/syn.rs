@@ -4,7 +4,7 @@ use super::{
     Seen, Tables, Work, leave, moved::take_moved, outcome::count_unanswered, record, remember,
 };
 use crate::{
-    address::{FourTuple, PortSpaceKey, Role},
+    address::{FourTuple, Role},
     handshake::{
         Handshake, INITIATOR_IS_LOWER, MAYBE_DUPLICATE, Pending, STRANGER, SYN_ACKED, Step,
         UNCOUNTED,
@@ -98,7 +98,6 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
         remember(tables, hash, segment.seq, Former::Opening, seen.now_ns);
     }
     if handshake.flags & UNCOUNTED == 0 {
-        *key = PortSpaceKey::wire(tuple, handshake.role);
         let local_open = matches!(seen.syn_role, Role::Initiator);
         // A SYN that has moved stays in its port space.
         if !handshake.space.is_some() {

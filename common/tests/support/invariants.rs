@@ -80,7 +80,7 @@ pub fn check(tables: &InMemory) {
             "at most one interval for each SYN: {p:?}"
         );
         assert_eq!(
-            p.ports_noted,
+            u64::from(p.ports_noted),
             p.established.min(FIRST_PORTS as u64),
             "{p:?}"
         );

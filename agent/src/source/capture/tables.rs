@@ -72,7 +72,7 @@ struct Opening {
 struct Slot {
     key: PortSpaceKey,
     /// How often the place was given to another port space.
-    generation: u32,
+    generation: u16,
     space: PortSpace,
     changed: bool,
     /// Ports of [`PortSpace::first_ports`] that were told.

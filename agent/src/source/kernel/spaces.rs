@@ -93,7 +93,7 @@ impl Spaces {
         // SAFETY: a valid place; both are read at once, and a key is not changed while it is live.
         let (generation, key) = unsafe {
             (
-                addr_of!((*slot).generation).read_volatile(),
+                addr_of!((*slot).counters.generation).read_volatile(),
                 addr_of!((*slot).key).read_volatile(),
             )
         };
@@ -185,13 +185,16 @@ impl Spaces {
             return;
         }
         let _ = keys.remove(&slot.key);
-        if slot.bitmap != 0 {
-            self.free_bitmaps.push(slot.bitmap);
+        if slot.counters.bitmap != 0 {
+            self.free_bitmaps.push(slot.counters.bitmap);
         }
         self.slots.set(
             index,
             SpaceSlot {
-                generation: slot.generation.wrapping_add(1),
+                counters: PortSpace {
+                    generation: slot.counters.generation.wrapping_add(1),
+                    ..PortSpace::default()
+                },
                 ..SpaceSlot::default()
             },
         );
@@ -226,9 +229,9 @@ impl Spaces {
             for index in idle {
                 let slot = self.slots.at(*index);
                 // SAFETY: a valid place; the kernel side sets this field only where it is 0.
-                let bitmap = unsafe { addr_of!((*slot).bitmap).read_volatile() };
+                let bitmap = unsafe { addr_of!((*slot).counters.bitmap).read_volatile() };
                 // SAFETY: as above.
-                unsafe { (&raw mut (*slot).bitmap).write_volatile(0) };
+                unsafe { (&raw mut (*slot).counters.bitmap).write_volatile(0) };
                 self.free_bitmaps.push(bitmap);
             }
         }
@@ -256,7 +259,7 @@ impl Spaces {
     fn bitmap_of(&self, index: u32) -> u32 {
         let slot = self.slots.at(index);
         // SAFETY: a valid place.
-        let bitmap = unsafe { addr_of!((*slot).bitmap).read_volatile() };
+        let bitmap = unsafe { addr_of!((*slot).counters.bitmap).read_volatile() };
         if bitmap < self.bitmaps.len() / 2 {
             bitmap
         } else {
