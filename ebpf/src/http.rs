@@ -1,22 +1,20 @@
 //! HTTP/1 in data segments: one copy of their first bytes tells nearly all of them apart from messages.
 
-use core::ffi::c_void;
+use core::{ffi::c_void, mem::MaybeUninit};
 
-use aya_ebpf::{
-    helpers::{bpf_ktime_get_ns, generated::bpf_skb_load_bytes},
-    programs::TcContext,
-};
+use aya_ebpf::{helpers::generated::bpf_skb_load_bytes, programs::TcContext};
 use tuplewatch_common::{
     address::Role,
+    bytes::Bytes,
     http::{First, HEAD, LINE, Line, Message, PEEK, Peek, first, kind},
     observe::{Seen, Spoken, observe_http},
     segment::{self, Located, RST, SYN},
 };
 
 use crate::{
-    layout::HTTP_SNIFF,
-    maps::{HEADS, HEADS_LEN, HOOKED_GUEST, WORK},
-    packet::{self, hooked},
+    layout::{HTTP_SNIFF, LOOKS_LEN},
+    maps::{HEADS, HEADS_LEN, HOOKED_GUEST, LOOKS, WORK},
+    packet::{self, coarse_ns, hooked},
     skb::Linear,
     tables::Maps,
 };
@@ -28,6 +26,48 @@ pub fn may_begin_message(at: &Located) -> bool {
     HTTP_SNIFF.load() == 1 && at.payload_len >= PEEK as u32 && at.flags & (SYN | RST) == 0
 }
 
+/// Data segments from one port to another that are looked at before they are taken for ones that do not
+/// speak HTTP/1; one in so many is then looked at all the same.
+const LOOKS_IN_VAIN: u32 = 64;
+/// It speaks HTTP/1.
+const SPEAKS: u32 = 2 * LOOKS_IN_VAIN;
+
+/// Whether a segment is worth a look: `Some` ports of it. A look costs several times as much as this, and
+/// most of what a host says is not HTTP/1 in clear.
+///
+/// An entry of [`LOOKS`] holds the two ports, in their order, and how many segments did not begin a message.
+/// Connections of several hosts that have the same ports are most likely to the same service, and speak
+/// alike; two pairs of ports that share an entry are looked at always.
+#[inline(always)]
+pub fn worth_a_look<B: Bytes>(bytes: &B, at: &Located) -> Option<u32> {
+    let ports = bytes.u32(at.tcp_offset)?;
+    let Some(entry) = looks(ports) else {
+        return Some(ports);
+    };
+    let (whose, seen) = ((*entry >> 32) as u32, *entry as u32);
+    if whose != ports {
+        *entry = (ports as u64) << 32;
+        return Some(ports);
+    }
+    if seen >= SPEAKS {
+        return Some(ports);
+    }
+    let seen = seen + 1;
+    let is_due = seen <= LOOKS_IN_VAIN || seen == SPEAKS;
+    let seen = if seen == SPEAKS { LOOKS_IN_VAIN } else { seen };
+    *entry = (ports as u64) << 32 | seen as u64;
+    is_due.then_some(ports)
+}
+
+/// The entry of two ports. Of two CPUs that write to it at the same time one look is lost.
+#[inline(always)]
+fn looks<'a>(ports: u32) -> Option<&'a mut u64> {
+    let spread = ports.wrapping_mul(0x9e37_79b9) >> 8;
+    let entry = LOOKS.get_ptr_mut(spread & (LOOKS_LEN.load() - 1))?;
+    // SAFETY: array values are valid as long as the program; it is one aligned word.
+    Some(unsafe { &mut *entry })
+}
+
 /// What was located, in a register, as [`packet::pack`] with the begin of the payload.
 #[inline(always)]
 pub fn pack(at: &Located) -> u64 {
@@ -36,16 +76,21 @@ pub fn pack(at: &Located) -> u64 {
 
 /// Looks at the begin of a segment. A function of its own for the sake of the stack.
 #[inline(never)]
-pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32) {
+pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32, ports: u32) {
     let offset = (packed >> 48) as u32;
-    let mut peek: Peek = [0; PEEK / 8];
+    // Not cleared beforehand, which would be a call of `memset`.
+    let mut peek = MaybeUninit::<Peek>::uninit();
     // The payload of nearly every skb lies outside of its linear part.
-    if load(ctx, offset, (&raw mut peek).cast(), PEEK as u32) != 0 {
+    if load(ctx, offset, peek.as_mut_ptr().cast(), PEEK as u32) != 0 {
         return;
     }
-    let first = first(&peek);
+    // SAFETY: the helper has filled it.
+    let first = first(unsafe { peek.assume_init_ref() });
     if matches!(first, First::Other) {
         return;
+    }
+    if let Some(entry) = looks(ports) {
+        *entry = (ports as u64) << 32 | SPEAKS as u64;
     }
     let message = match first {
         First::Request => Message::Request {
@@ -69,8 +114,8 @@ pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32)
     // pod sends.
     let leaves = EGRESS != (hooked(ifindex) == HOOKED_GUEST);
     let seen = Seen {
-        // SAFETY: a helper without arguments.
-        now_ns: unsafe { bpf_ktime_get_ns() },
+        // These are seconds, not milliseconds.
+        now_ns: coarse_ns(),
         ifindex,
         syn_role: if leaves {
             Role::Initiator
@@ -93,12 +138,19 @@ pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32)
 /// The kind of the request that begins at `offset`.
 #[inline(never)]
 fn kind_at(ctx: &TcContext, offset: u32, payload_len: u32) -> u32 {
-    let mut line: Line = [0; LINE / 8];
+    let mut line = MaybeUninit::<Line>::uninit();
+    let words = line.as_mut_ptr().cast::<u64>();
+    // Written one by one, or it would be a call of `memset`, which goes by bytes.
+    for i in 0..LINE / 8 {
+        // SAFETY: a line has so many words.
+        unsafe { words.add(i).write_volatile(0) };
+    }
     let len = at_most::<{ LINE as u32 }>(payload_len);
-    if load(ctx, offset, (&raw mut line).cast(), len) != 0 {
+    if load(ctx, offset, words.cast(), len) != 0 {
         return 0;
     }
-    kind(&line)
+    // SAFETY: every word was written.
+    kind(unsafe { line.assume_init_ref() })
 }
 
 /// Keeps the begin of a failed response for the user side.

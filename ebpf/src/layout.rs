@@ -128,6 +128,8 @@ offsets! {
     TALK_SETS,
     /// 1 if the begin of data segments is looked at for HTTP/1.
     HTTP_SNIFF,
+    /// Entries of [`crate::maps::LOOKS`]; a power of two.
+    LOOKS_LEN,
     /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
     COARSE_CLOCK,
     /// Ticks per second.

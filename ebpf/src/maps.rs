@@ -77,6 +77,9 @@ pub static TALK_TAGS: Array<Tags> = Array::with_max_entries(1, 0);
 /// HTTP/1 conversations, a set of [`crate::ways::WAYS`] in each value.
 #[map]
 pub static TALKS: Array<conversation::Set> = Array::with_max_entries(1, MMAPABLE);
+/// Which pairs of ports have not spoken HTTP/1 for long: see [`crate::http::worth_a_look`].
+#[map]
+pub static LOOKS: Array<u64> = Array::with_max_entries(1, 0);
 /// The begin of failed responses, by the hash of their connection; the user side sees from it whose
 /// error page they are.
 #[map]

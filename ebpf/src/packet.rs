@@ -67,8 +67,10 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
     let bytes = Linear::new(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) => {
-            if http::may_begin_message(&at) {
-                http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len);
+            if http::may_begin_message(&at)
+                && let Some(ports) = http::worth_a_look(&bytes, &at)
+            {
+                http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len, ports);
             }
             if is_plain_data(at.flags, at.payload_len) {
                 return;
@@ -168,11 +170,10 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     // What needs the time only for the memory of former connections, whose steps are 67 ms, takes that
     // of the latest tick: reading the clock costs more than most of what follows.
     let is_coarse = at.flags & (FIN | RST) != 0 || at.flags & (SYN | ACK) == SYN | ACK;
-    let now_ns = if is_coarse && COARSE_CLOCK.load() == 1 && !recorder::is_on() {
-        // SAFETY: a helper without arguments.
-        unsafe { bpf_ktime_get_coarse_ns() }
+    let now_ns = if is_coarse && !recorder::is_on() {
+        coarse_ns()
     } else {
-        // SAFETY: as above.
+        // SAFETY: a helper without arguments.
         unsafe { bpf_ktime_get_ns() }
     };
     let seen = Seen {
@@ -196,6 +197,18 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {
         note_search(work, now_ns);
+    }
+}
+
+/// The time of the latest tick, or the exact time where the kernel does not tell that.
+#[inline(always)]
+pub fn coarse_ns() -> u64 {
+    if COARSE_CLOCK.load() == 1 {
+        // SAFETY: a helper without arguments.
+        unsafe { bpf_ktime_get_coarse_ns() }
+    } else {
+        // SAFETY: as above.
+        unsafe { bpf_ktime_get_ns() }
     }
 }
 

@@ -38,7 +38,7 @@ impl Fleet {
 }
 ",
         )?;
-        let agent = watch(&net.client, &["--http-sniff", "--set", "alert.resolve=5s"])?;
+        let agent = watch(&net.client, &["--set", "alert.resolve=5s"])?;
         Ok(Self {
             net,
             agent,

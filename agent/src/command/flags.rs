@@ -49,10 +49,10 @@ pub struct ConfigFlags {
     /// Set a threshold, such as alert.resolve=30s (repeat for several; docs/configuration.md has all).
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
     settings: Vec<String>,
-    /// Look for HTTP/1 at the begin of data segments, to recognise connections pinned to a dead endpoint
-    /// (stuck_keepalive). Costs some 200 ns per packet.
+    /// Do not look for HTTP/1 at the begin of data segments: connections pinned to a dead endpoint
+    /// (pinned_5xx) are not recognised then.
     #[arg(long)]
-    http_sniff: bool,
+    no_http_sniff: bool,
     /// Load the kernel side with its diagnostics on; they go to the log (--log tuplewatch=debug).
     #[arg(long)]
     kernel_log: bool,
@@ -163,7 +163,7 @@ impl ConfigFlags {
         }
         for (on, name, text) in [
             (self.kernel_log, "kernel_log", "true"),
-            (self.http_sniff, "http_sniff", "true"),
+            (self.no_http_sniff, "http_sniff", "false"),
             (self.no_http, "http.listen", "off"),
         ] {
             if on {

@@ -152,7 +152,7 @@ impl Default for Config {
             census_interval: None,
             map_memory: None,
             ring_buffer: 256 << 10,
-            http_sniff: false,
+            http_sniff: true,
             kernel_log: false,
             log: None,
             state_dir: StateDir::Auto,

@@ -11,7 +11,7 @@ use aya::{
 
 use super::{Options, line, median, traffic};
 use crate::{
-    agent::AgentConfig,
+    agent::{Agent, AgentConfig},
     host::Host,
     topology::{Pair, PairConfig},
 };
@@ -24,22 +24,20 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
     let lab = Pair::new(PairConfig::default())?;
     let _empty = attach_empty(&lab.server, "eth0", &[])?;
-    let agent = lab.server.agent(AgentConfig::with_args([
-        "--netns",
-        &lab.server.netns_inode().to_string(),
-    ]))?;
-    let ready = agent.wait_ready(Duration::from_secs(30))?;
-    for hook in ready["hooks"].as_array().context("hooks")? {
-        ensure!(hook["state"] == "ok", "nothing to measure: {hook}");
-    }
+    let agent = agent(&lab, &["--no-http-sniff"])?;
     let address = |port| SocketAddr::new(lab.service().ip(), port);
     let _echo = traffic::serve(&lab.server, address(9001), traffic::Service::Echo)?;
     let _sink = traffic::serve(&lab.server, address(9002), traffic::Service::Sink)?;
     let _close = traffic::serve(&lab.server, address(9003), traffic::Service::Close)?;
+    let _http = traffic::serve(&lab.server, address(9004), traffic::Service::Http)?;
+    let text = || difference(|| traffic::http(&lab.client, address(9004), options.seconds));
+    let echo = || difference(|| traffic::small(&lab.client, address(9001), options.seconds));
+    let sink = || difference(|| traffic::bulk(&lab.client, address(9002), options.seconds));
     let (mut small, mut bulk, mut short, mut handshake) = (vec![], vec![], vec![], vec![]);
+    let mut spoken = vec![];
     for _ in 0..options.rounds {
-        let s = difference(|| traffic::small(&lab.client, address(9001), options.seconds))?;
-        let b = difference(|| traffic::bulk(&lab.client, address(9002), options.seconds))?;
+        let (s, b) = (echo()?, sink()?);
+        spoken.push(text()?.ns);
         let mut connections = 0;
         let c = difference(|| {
             connections = traffic::short(&lab.client, address(9003), options.seconds)?;
@@ -74,7 +72,42 @@ pub(super) fn run(options: &Options) -> Result<()> {
     );
     println!("  (all skbs of short connections: {})", figure(&short));
     agent.terminate()?;
+
+    let agent = self::agent(&lab, &[])?;
+    let (mut small_sniffed, mut bulk_sniffed, mut spoken_sniffed) = (vec![], vec![], vec![]);
+    for _ in 0..options.rounds {
+        small_sniffed.push(echo()?.ns);
+        bulk_sniffed.push(sink()?.ns);
+        spoken_sniffed.push(text()?.ns);
+    }
+    // Every other skb carries data.
+    let sniff = 2.0 * (median(&small_sniffed) - median(&small));
+    line(
+        "looking for HTTP/1, for each data segment",
+        &format!("{sniff:+.0} ns"),
+        "<= +40 ns",
+        sniff <= 40.0,
+    );
+    println!(
+        "  (… for each message of HTTP/1: {:+.0} ns; for each bulk skb or ACK: {:+.0} ns)",
+        2.0 * (median(&spoken_sniffed) - median(&spoken)),
+        median(&bulk_sniffed) - median(&bulk),
+    );
+    agent.terminate()?;
     Ok(())
+}
+
+/// An agent on the server's interface, with every hook in place.
+fn agent(lab: &Pair, args: &[&str]) -> Result<Agent> {
+    let netns = lab.server.netns_inode().to_string();
+    let own = ["--netns", &netns];
+    let args = own.iter().chain(args).copied();
+    let agent = lab.server.agent(AgentConfig::with_args(args))?;
+    let ready = agent.wait_ready(Duration::from_secs(30))?;
+    for hook in ready["hooks"].as_array().context("hooks")? {
+        ensure!(hook["state"] == "ok", "nothing to measure: {hook}");
+    }
+    Ok(agent)
 }
 
 /// What the agent's programs cost above the empty one, per run.

@@ -20,6 +20,8 @@ use crate::host::Host;
 pub enum Service {
     /// Sends back what comes.
     Echo,
+    /// Answers each request with a response of HTTP/1.
+    Http,
     /// Reads and drops.
     Sink,
     /// Closes at once.
@@ -76,6 +78,13 @@ fn handle(mut stream: TcpStream, service: Service) {
     match service {
         Service::Close => {}
         Service::Sink => while stream.read(&mut buffer).is_ok_and(|n| n > 0) {},
+        Service::Http => {
+            while stream.read(&mut buffer).is_ok_and(|n| n > 0) {
+                if stream.write_all(RESPONSE).is_err() {
+                    break;
+                }
+            }
+        }
         Service::Echo => {
             while let Ok(n) = stream.read(&mut buffer) {
                 if n == 0 || stream.write_all(&buffer[..n]).is_err() {
@@ -98,6 +107,28 @@ pub fn small(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
         );
         while Instant::now() < end {
             stream.write_all(&buffer)?;
+            stream.read_exact(&mut buffer)?;
+            n += 1;
+        }
+        Ok(n)
+    })?
+}
+
+const REQUEST: &[u8] = b"GET /orders/17 HTTP/1.1\r\nHost: shop.example\r\n\r\n";
+const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// Requests and responses of HTTP/1 on one connection, each of them one segment with its ACK.
+pub fn http(host: &Host, to: SocketAddr, seconds: f64) -> Result<u64> {
+    host.in_ns(move || -> Result<u64> {
+        let mut stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        let (end, mut n, mut buffer) = (
+            Instant::now() + Duration::from_secs_f64(seconds),
+            0,
+            vec![0; RESPONSE.len()],
+        );
+        while Instant::now() < end {
+            stream.write_all(REQUEST)?;
             stream.read_exact(&mut buffer)?;
             n += 1;
         }

@@ -174,7 +174,7 @@ pub(super) const OWN: &[Own] = &[
     ),
     own(
         "http_sniff",
-        "--http-sniff",
+        "--no-http-sniff",
         Kind::Text,
         "`true` or `false`",
         "Look for HTTP/1 at the begin of data segments: `stuck_keepalive` needs it. Switched off, it costs nothing; see docs/performance.md for what it costs.",

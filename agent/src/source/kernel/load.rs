@@ -329,10 +329,10 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
     let (handshake_sets, socket_sets) = (plan.handshakes / WAYS, plan.open_sockets / WAYS);
     let ring = recorder::Size::of(options.recorder);
     let http_sniff = u32::from(options.http_sniff);
-    let talk_sets = if options.http_sniff {
-        plan.conversations / WAYS
+    let (talk_sets, looks) = if options.http_sniff {
+        (plan.conversations / WAYS, plan.conversations * 4)
     } else {
-        1
+        (1, 1)
     };
     let mut loader = EbpfLoader::new();
     loader
@@ -350,6 +350,8 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         .map_max_entries("RECORDER", ring.entries())
         .override_global("TALK_SETS", &talk_sets, true)
         .override_global("HTTP_SNIFF", &http_sniff, true)
+        .override_global("LOOKS_LEN", &looks, true)
+        .map_max_entries("LOOKS", looks)
         .map_max_entries("TALK_TAGS", talk_sets)
         .map_max_entries("TALKS", talk_sets)
         .map_max_entries("HANDSHAKES", plan.handshakes)

@@ -51,7 +51,7 @@ impl Plan {
             bitmaps: scale(96).max(16),
             // Twice what is hoped for: a set may be full while others are not.
             open_sockets: power(scale(32_768)).max(8192),
-            conversations: power(scale(8192)).max(2048),
+            conversations: power(scale(4096)).max(2048),
             openers: scale(4096).max(1024),
             census: scale(8192).max(1024),
             listeners: 2048,

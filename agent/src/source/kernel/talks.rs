@@ -18,6 +18,9 @@ use tuplewatch_common::{
 use super::{clock, load::map_mut, shared::Shared};
 use crate::core::observation::Talk;
 
+/// The longest tick of a kernel (`CONFIG_HZ` of 100), in nanoseconds.
+const TICK_NS: u64 = 10_000_000;
+
 /// What the user side keeps of the table.
 pub struct Talks {
     sets: Shared<Set>,
@@ -61,7 +64,8 @@ impl Talks {
                 }
             }
         }
-        self.told_ns = now;
+        // The kernel side takes the time of the latest tick, which may lie so much behind.
+        self.told_ns = now.saturating_sub(TICK_NS);
         let memory: Array<&MapData, Former> = ebpf
             .map("MEMORY")
             .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map MEMORY"))?
