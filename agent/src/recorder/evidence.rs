@@ -8,15 +8,17 @@ use std::{
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey, Role},
     bytes::Captured,
-    recorder::{ETHERNET, Recorded},
-    segment::{ACK, FIN, RST, SYN, Segment, locate_ethernet, locate_ip, read},
+    recorder::{ETHERNET, LEAVES, Recorded},
+    segment::{ACK, FIN, RST, SYN, Segment, read},
 };
 
 use crate::{
     core::observation::{Event, Snapshot},
     source::capture::{
+        copies::Sighting,
         evidence::{About, Exhibit, Shows},
         file::Observed,
+        link::{Direction, Link},
         observer::Observer,
         tables::{Frame, Limits},
     },
@@ -27,6 +29,8 @@ use crate::{
 pub(super) struct Picked {
     pub(super) recorded: Recorded,
     pub(super) segment: Segment,
+    /// What tells copies of it from repetitions.
+    pub(super) sighting: Sighting,
 }
 
 /// A packet with its comment takes about so many bytes in a file.
@@ -61,7 +65,7 @@ pub(super) fn pick(
 ) -> Vec<Vec<Picked>> {
     let mut picked = vec![Vec::new(); spaces.len()];
     each(&mut |recorded| {
-        let Some(segment) = segment(recorded) else {
+        let Some((segment, sighting)) = segment(recorded) else {
             return;
         };
         for (space, packets) in spaces.iter().zip(&mut picked) {
@@ -69,6 +73,7 @@ pub(super) fn pick(
                 packets.push(Picked {
                     recorded: *recorded,
                     segment,
+                    sighting,
                 });
             }
         }
@@ -80,17 +85,24 @@ pub(super) fn pick(
 }
 
 /// The segment of a recorded packet.
-fn segment(recorded: &Recorded) -> Option<Segment> {
+fn segment(recorded: &Recorded) -> Option<(Segment, Sighting)> {
     let bytes = Captured {
         data: recorded.headers(),
         wire_len: recorded.wire_len as usize,
     };
-    let located = if recorded.flags & ETHERNET != 0 {
-        locate_ethernet(&bytes)
+    let link = if recorded.flags & ETHERNET != 0 {
+        Link::Ethernet
     } else {
-        locate_ip(&bytes, 0)
+        Link::Raw
     };
-    read(&bytes, &located.ok()?).ok()
+    let at = link.find(&bytes).ok()?.located;
+    let direction = if recorded.flags & LEAVES != 0 {
+        Direction::Out
+    } else {
+        Direction::In
+    };
+    let sighting = Sighting::of(&bytes, link, &at, Some(direction));
+    Some((read(&bytes, &at).ok()?, sighting))
 }
 
 /// Whether a segment, of either way, belongs to a port space. A part of the key that is zero stands for
@@ -166,6 +178,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             message: None,
             page: None,
             interface: packet.recorded.ifindex,
+            sighting: packet.sighting,
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }

@@ -206,20 +206,20 @@ impl ReplayArgs {
             return Err(anyhow!(why).into());
         }
         let head = (HEADS / self.files.len() as u64).clamp(64 << 10, HEAD);
-        let files = (0..).zip(&self.files);
-        files
-            .map(|(index, path)| {
-                CaptureFile::open(path, index, head, selection).map_err(|fault| Failure {
-                    code: match &fault {
-                        Fault {
-                            offset: 0,
-                            reason: Reason::Io(_),
-                        } => NO_INPUT,
-                        _ => DAMAGED,
-                    },
-                    error: anyhow!("{}: {fault}", path.display()),
-                })
-            })
-            .collect()
+        let mut files = Vec::new();
+        for (index, path) in (0..).zip(&self.files) {
+            let of_file = CaptureFile::open(path, index, head, selection);
+            files.extend(of_file.map_err(|fault| Failure {
+                code: match &fault {
+                    Fault {
+                        offset: 0,
+                        reason: Reason::Io(_),
+                    } => NO_INPUT,
+                    _ => DAMAGED,
+                },
+                error: anyhow!("{}: {fault}", path.display()),
+            })?);
+        }
+        Ok(files)
     }
 }

@@ -108,6 +108,24 @@ impl<R: Read> Reader<R> {
         self.window.offset()
     }
 
+    /// The name of an interface of the latest section, where the file tells it.
+    #[must_use]
+    pub fn interface_name(&self, interface: u32) -> Option<String> {
+        match &self.format {
+            Format::Pcap(_) => None,
+            Format::PcapNg(pcapng) => pcapng.interface_name(interface),
+        }
+    }
+
+    /// When the capture ended, where the file has told by now: the option `isb_endtime` of pcapng.
+    #[must_use]
+    pub const fn end_ns(&self) -> Option<u64> {
+        match &self.format {
+            Format::Pcap(_) => None,
+            Format::PcapNg(pcapng) => pcapng.end_ns(),
+        }
+    }
+
     /// Link types of interfaces whose packets were left out, and how many of these there were.
     #[must_use]
     pub fn left_out(&self) -> (&[u32], u64) {

@@ -63,7 +63,7 @@ impl Text {
 }
 
 impl Report for Text {
-    fn begin(&mut self, _: Moment, files: &[&str], vantage: &Vantage) -> io::Result<()> {
+    fn begin(&mut self, _: Moment, files: &[String], vantage: &Vantage) -> io::Result<()> {
         self.alerts = Terminal::new(self.screen.clone(), self.clock.clone());
         let mut local: Vec<_> = vantage
             .local
@@ -183,6 +183,13 @@ impl Text {
             }
         }
         text.push_str(".\n");
+        if outcome.copies > 0 {
+            let _ = writeln!(
+                text,
+                "{} segments were recorded at several places on their way; they count once.",
+                outcome.copies
+            );
+        }
         if outcome.late > 0 {
             let _ = writeln!(
                 text,
