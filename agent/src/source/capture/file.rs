@@ -182,8 +182,7 @@ impl CaptureFile {
         let places = first.places.clone();
         let apart = places.into_iter().map(|place| {
             let mut file = again()?;
-            file.vantage = place.vantage.clone();
-            file.places = vec![place];
+            file.judge_only(place);
             Ok(file)
         });
         apart.collect()
@@ -212,6 +211,12 @@ impl CaptureFile {
             length: input.length,
             read: input.read,
         })
+    }
+
+    /// Leaves out what other interfaces than those of one place saw.
+    pub fn judge_only(&mut self, place: Place) {
+        self.vantage = place.vantage.clone();
+        self.places = vec![place];
     }
 
     /// Its number among the files given.
