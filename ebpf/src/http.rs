@@ -17,6 +17,7 @@ use crate::{
     layout::HTTP_SNIFF,
     maps::{HEADS, HEADS_LEN, HOOKED_GUEST, WORK},
     packet::{self, hooked},
+    recorder,
     skb::Linear,
     tables::Maps,
 };
@@ -87,6 +88,12 @@ pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32)
     };
     if observe_http(&mut Maps, &spoken, &seen) {
         keep_head(ctx, spoken.hash, offset, payload_len);
+        if recorder::is_on()
+            && let Message::Response { status } = message
+        {
+            let marks = recorder::marks::<EGRESS>(&at, status);
+            recorder::keep(ctx.skb.skb, offset, marks, seen.now_ns);
+        }
     }
 }
 

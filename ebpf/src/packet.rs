@@ -14,7 +14,6 @@ use tuplewatch_common::{
     histogram::SEARCH_UNIT_NS,
     observe::{Seen, Tables as _, Work, is_plain_data, observe, record},
     record::Global,
-    recorder::{ETHERNET, LEAVES},
     segment::{
         self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN,
     },
@@ -70,6 +69,7 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
             if http::may_begin_message(&at) {
                 http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len);
             }
+            recorder::watch::<EGRESS>(ctx, &at);
             if is_plain_data(at.flags, at.payload_len) {
                 return;
             }
@@ -127,7 +127,8 @@ fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
     let bytes = Anywhere(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) if !is_plain_data(at.flags, at.payload_len) => take::<_, EGRESS>(ctx, &bytes, &at),
-        Ok(_) | Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+        Ok(at) => recorder::watch::<EGRESS>(ctx, &at),
+        Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
         Err(NotSegment::Fragment) => count(Global::Fragments),
         Err(NotSegment::Malformed | NotSegment::Truncated) => count(Global::Unreadable),
     }
@@ -189,9 +190,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
         && let Some(word) = bytes.u16(at.tcp_offset + 12)
     {
         let end = at.tcp_offset as u32 + (word as u32 >> 12) * 4;
-        let way = if EGRESS { LEAVES } else { 0 };
-        let link = if at.ip_offset == 0 { 0 } else { ETHERNET };
-        recorder::keep(ctx.skb.skb, end, (way | link) as u32, now_ns);
+        recorder::keep(ctx.skb.skb, end, recorder::marks::<EGRESS>(at, 0), now_ns);
     }
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {

@@ -10,16 +10,24 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::source::capture::{
-    evidence::Exhibit,
-    input::Input,
-    link::Direction,
-    reader::{Packet, Reader},
-    write::{Commented, Writer},
+use crate::{
+    core::time::Moment,
+    source::capture::{
+        evidence::Exhibit,
+        input::Input,
+        link::Direction,
+        reader::{Packet, Reader},
+        write::{Commented, Writer},
+    },
 };
 
 /// Writes the exhibits, read again from the files that they come from, in the order of time.
-pub(super) fn write(path: &Path, files: &[PathBuf], exhibits: &[Exhibit]) -> anyhow::Result<()> {
+pub(super) fn write(
+    path: &Path,
+    files: &[PathBuf],
+    exhibits: &[Exhibit],
+    end: Moment,
+) -> anyhow::Result<()> {
     let mut wanted: BTreeMap<(u32, u64), String> = BTreeMap::new();
     for exhibit in exhibits {
         let comment = wanted
@@ -43,7 +51,7 @@ pub(super) fn write(path: &Path, files: &[PathBuf], exhibits: &[Exhibit]) -> any
     }
     packets.sort_by_key(|p: &Kept| (p.time_ns, p.file, p.frame));
     let mut out = BufWriter::new(File::create(path)?);
-    put(&mut out, files, &packets)?;
+    put(&mut out, files, &packets, end)?;
     out.into_inner().map_err(io::IntoInnerError::into_error)?;
     Ok(())
 }
@@ -100,7 +108,7 @@ fn collect(
 }
 
 /// An interface for each file and link type.
-fn put(out: &mut impl Write, files: &[PathBuf], packets: &[Kept]) -> io::Result<()> {
+fn put(out: &mut impl Write, files: &[PathBuf], packets: &[Kept], end: Moment) -> io::Result<()> {
     let mut writer = Writer::begin(out, "")?;
     for packet in packets {
         let name = files[packet.file as usize].display().to_string();
@@ -114,5 +122,6 @@ fn put(out: &mut impl Write, files: &[PathBuf], packets: &[Kept]) -> io::Result<
         };
         writer.packet(interface, &commented)?;
     }
+    writer.end(end.0)?;
     Ok(())
 }

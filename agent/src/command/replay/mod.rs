@@ -22,7 +22,7 @@ use self::{
 use super::Failure;
 use crate::{
     config,
-    core::{egress::Egress, rules::Rules},
+    core::{egress::Egress, rules::Rules, time::Moment},
     log,
     sink::{WallClock, terminal::Screen},
     source::capture::{
@@ -135,15 +135,17 @@ pub fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         top: args.top,
     };
     let (mut found, mut faults, mut exhibits) = (false, Vec::new(), Vec::new());
+    let mut end = Moment::default();
     for mut group in Group::by_vantage(files) {
         let outcome = group.replay(&job, &progress, &mut *report)?;
         found |= outcome.has_signature();
         exhibits.extend(outcome.exhibits());
+        end = end.max(outcome.end);
         faults.extend(outcome.faults);
     }
     progress.finish();
     if let Some(path) = &args.export {
-        export::write(path, &args.files, &exhibits)
+        export::write(path, &args.files, &exhibits, end)
             .with_context(|| format!("--export {}", path.display()))?;
     }
     if let Some((file, fault)) = faults.first() {

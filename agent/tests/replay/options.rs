@@ -1,0 +1,133 @@
+//! What the options do, and what people read.
+
+use std::{collections::BTreeSet, fmt::Write as _, fs};
+
+use super::{RST_LOST, Said, number, package, replay, unpacked};
+
+#[test]
+fn time_and_ends_choose_packets() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let path = path.to_str().unwrap();
+    let opens = |args: &[&str]| {
+        let said = Said::by(&[args, &[path]].concat());
+        let spaces = said.last("summary")["spaces"].as_array().unwrap().clone();
+        spaces
+            .iter()
+            .map(|s| number(&s["totals"]["opens"]))
+            .sum::<u64>()
+    };
+    let all = opens(&[]);
+    let (early, late) = (opens(&["--until", "30s"]), opens(&["--since", "30s"]));
+    assert!(
+        early > 0 && late > 0 && early < all && late < all,
+        "{early} {late} {all}"
+    );
+    assert_eq!(opens(&["--filter", "203.0.113.10:8080"]), all);
+    assert_eq!(opens(&["--filter", "10.9.9.9", "--filter", ":1"]), 0);
+    // Before the pool has been handed out once nothing is found.
+    assert_eq!(Said::by(&["--until", "20s", path]).code, 0);
+}
+
+#[test]
+fn a_place_can_be_set() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let path = path.to_str().unwrap();
+    for (args, role) in [
+        (["--vantage", "initiator"], "initiator"),
+        (["--vantage", "responder"], "responder"),
+        (["--local", "10.79.1.2"], "initiator"),
+        (["--local", "203.0.113.10"], "responder"),
+    ] {
+        let said = Said::by(&[args[0], args[1], path]);
+        let spaces = said.last("summary")["spaces"].as_array().unwrap().clone();
+        assert!(!spaces.is_empty());
+        assert!(spaces.iter().all(|s| s["role"] == role), "{args:?}");
+    }
+}
+
+#[test]
+fn the_evidence_can_be_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("evidence.pcapng");
+    let path = package("tests/captures/24_l4_reuse_pcapng.client.pcapng.gz");
+    let said = Said::by(&["--export", out.to_str().unwrap(), path.to_str().unwrap()]);
+    assert_eq!(said.code, 3);
+    let shown: BTreeSet<u64> = said
+        .of_type("evidence")
+        .map(|e| number(&e["frame"]))
+        .collect();
+    assert!(shown.len() > 10);
+    // Another reader finds these packets with their comments.
+    let bytes = fs::read(&out).unwrap();
+    let mut rest = bytes.as_slice();
+    let mut comments = Vec::new();
+    while !rest.is_empty() {
+        let (left, block) = pcap_parser::parse_block_le(rest).unwrap();
+        rest = left;
+        if let pcap_parser::Block::EnhancedPacket(packet) = block {
+            assert_eq!(packet.options[0].code, pcap_parser::OptionCode::Comment);
+            let length = usize::from(packet.options[0].len);
+            comments.push(String::from_utf8(packet.options[0].value[..length].to_vec()).unwrap());
+        }
+    }
+    assert_eq!(comments.len(), shown.len());
+    for frame in &shown {
+        let begin = format!("frame {frame} of ");
+        assert!(comments.iter().any(|c| c.starts_with(&begin)), "{frame}");
+    }
+    // And so does our own.
+    let again = Said::by(&[out.to_str().unwrap()]);
+    assert_eq!(number(&again.last("replay")["packets"]), shown.len() as u64);
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut wlan = fs::read(unpacked(RST_LOST, dir.path())).unwrap();
+    wlan[20] = 105;
+    for (args, code, says) in [
+        (vec!["/nonexistent"], 66, "No such file"),
+        (
+            vec![file("text", b"hello, world").as_str()],
+            65,
+            "neither pcap nor pcapng",
+        ),
+        (vec![file("empty", b"").as_str()], 65, "empty"),
+        (vec![file("wlan", &wlan).as_str()], 65, "105 (IEEE802_11)"),
+        (vec!["--export", "x", "-"], 1, "save it to a file first"),
+        (vec!["--since", "yesterday", "x"], 2, "2026-11-30"),
+        (vec!["--set", "window=x", "x"], 2, "window"),
+        (vec![], 2, "FILE"),
+    ] {
+        let output = replay(&args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        assert!(error.contains(says), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn people_get_the_same_in_words() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let output = replay(&[path.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut missing = String::new();
+    for part in [
+        "seen from 10.79.1.2",
+        "CRITICAL  port_exhaustion / l4_reuse_in_time_wait",
+        "1734 packets in",
+        "Evidence of port_exhaustion / l4_reuse_in_time_wait",
+        "bare ACK instead of a SYN-ACK",
+        "the same SYN again, number 2",
+    ] {
+        if !text.contains(part) {
+            let _ = writeln!(missing, "{part}");
+        }
+    }
+    assert!(missing.is_empty(), "{text}\nlacks:\n{missing}");
+}
