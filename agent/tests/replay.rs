@@ -13,6 +13,8 @@ use std::{
 
 use serde_json::Value;
 
+#[path = "replay/flood.rs"]
+mod flood;
 #[path = "replay/given.rs"]
 mod given;
 #[path = "replay/options.rs"]

@@ -17,7 +17,7 @@ use crate::{
     core::observation::{Event, Snapshot},
     source::capture::{
         copies::Sighting,
-        evidence::{About, Exhibit, Shows, ordinary},
+        evidence::{About, Exhibit, Shows, either, ordinary},
         file::Observed,
         link::{Direction, Link},
         observer::Observer,
@@ -191,11 +191,6 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
     let mut all = observer.evidence.of(space, About::BareAcks);
     all.extend(observer.evidence.of(space, About::SynsAgain));
     all
-}
-
-/// A connection, whichever way a segment of it goes.
-fn either(tuple: &FourTuple) -> FourTuple {
-    (*tuple).min(tuple.reversed())
 }
 
 /// How far each direction of the connections has come, as each interface saw it.

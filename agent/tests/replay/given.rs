@@ -115,7 +115,7 @@ fn a_piece_out_of_order_is_put_into_order() {
 }
 
 /// Packets of a classic capture of this machine's byte order, with their times in nanoseconds.
-fn packets(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
+pub fn packets(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let unit = if bytes[..4] == 0xa1b2_3c4d_u32.to_le_bytes() {
         1
     } else {

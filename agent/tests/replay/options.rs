@@ -70,6 +70,7 @@ fn the_evidence_can_be_exported() {
             comments.push(String::from_utf8(packet.options[0].value[..length].to_vec()).unwrap());
         }
     }
+    // A client behind a NAT has not seen the connections before on the same ports.
     assert_eq!(comments.len(), shown.len());
     for frame in &shown {
         let begin = format!("frame {frame} of ");
@@ -78,6 +79,59 @@ fn the_evidence_can_be_exported() {
     // And so does our own.
     let again = Said::by(&[out.to_str().unwrap()]);
     assert_eq!(number(&again.last("replay")["packets"]), shown.len() as u64);
+}
+
+/// The server has seen the connections before on the same ports: how they ended is evidence too.
+#[test]
+fn the_end_of_the_former_connections_is_exported() {
+    let path = package("../../shared/captures/02_l4_reuse_rst_lost.server.pcap");
+    if !path.exists() {
+        eprintln!("SKIPPED: there is no {}", path.display());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("evidence.pcapng");
+    let out = out.to_str().unwrap();
+    let said = Said::by(&["--export", out, path.to_str().unwrap()]);
+    let again = Said::by(&[out]);
+    let shown = said.of_type("evidence").count() as u64;
+    assert!(number(&again.last("replay")["packets"]) > shown);
+    let totals = |said: &Said| said.last("summary")["spaces"][0]["totals"].clone();
+    let closed = number(&totals(&again)["bare_acks_closed"]);
+    assert!(closed > 0, "{}", totals(&again));
+    assert_eq!(number(&totals(&again)["bare_acks"]), closed);
+}
+
+#[test]
+fn what_cannot_be_opened_does_not_keep_the_others_from_being_judged() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let said = Said::by(&["/nonexistent", path.to_str().unwrap()]);
+    assert_eq!(said.code, 66);
+    assert!(!said.fired().is_empty());
+    assert!(
+        said.error.contains("/nonexistent: No such file"),
+        "{}",
+        said.error
+    );
+}
+
+#[test]
+fn a_time_without_packets_is_said_aloud() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let path = path.to_str().unwrap();
+    let output = replay(&["--since", "1h", path]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("None of its 1734 packets lies between"),
+        "{text}"
+    );
+    let said = Said::by(&["--since", "30s", "--filter", ":8080", path]);
+    let line = said.last("replay");
+    assert!(number(&line["packets"]) < 1734, "{line}");
+    assert!(
+        number(&line["segments"]) <= number(&line["packets"]),
+        "{line}"
+    );
 }
 
 #[test]

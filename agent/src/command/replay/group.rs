@@ -274,6 +274,7 @@ impl Group {
         let mut sum = Counts::default();
         for counts in self.members.iter().map(|m| m.file.counts) {
             sum.packets += counts.packets;
+            sum.outside += counts.outside;
             sum.segments += counts.segments;
             sum.unreadable += counts.unreadable;
             sum.fragments += counts.fragments;

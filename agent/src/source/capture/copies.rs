@@ -67,9 +67,10 @@ struct Slot {
 
 /// Places of the table: what one host sees in a tenth of a second, at most.
 const SLOTS: usize = 1 << 14;
-/// A copy at the same place (a bridge and its port, say) comes at once. No system sends anything again
-/// so soon.
-const HERE_NS: u64 = 3_000_000;
+/// A copy at the same place (a bridge and its port, say) comes at once. Nothing is sent again so soon:
+/// the shortest wait is that of Linux after a bare ACK, two ticks (`TCP_TIMEOUT_MIN`), which may be a
+/// millisecond.
+const HERE_NS: u64 = 500_000;
 /// One from elsewhere has been on the way; a clock may be wrong. Nothing is sent again for want of an
 /// answer before 200 ms (Linux `TCP_RTO_MIN`).
 const ELSEWHERE_NS: u64 = 150_000_000;
@@ -125,5 +126,51 @@ impl Copies {
             way: sighting.way,
         };
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tuplewatch_common::segment::SYN;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Whether the second of two sightings of a SYN is a copy.
+    fn is_copy(first: Sighting, second: Sighting, interfaces: (u32, u32), after_ns: u64) -> bool {
+        let syn = Segment {
+            seq: 7,
+            flags: SYN,
+            ..Segment::default()
+        };
+        let mut copies = Copies::default();
+        assert_eq!(copies.take(&syn, first, interfaces.0, 1_000 * MS), None);
+        let other = Segment { seq: 8, ..syn };
+        assert_eq!(copies.take(&other, first, interfaces.0, 1_000 * MS), None);
+        let seen = copies.take(&syn, second, interfaces.1, 1_000 * MS + after_ns);
+        assert!(seen.is_none_or(|first| first == interfaces.0));
+        seen.is_some()
+    }
+
+    #[test]
+    fn what_is_sent_again_is_no_copy() {
+        let (one, next) = (Sighting { id: 5, way: 1 }, Sighting { id: 6, way: 1 });
+        assert!(!is_copy(one, next, (1, 1), 1000));
+        // With IPv6 only the time tells.
+        let nameless = Sighting { id: 0, way: 1 };
+        assert!(!is_copy(nameless, nameless, (1, 1), MS));
+        assert!(is_copy(nameless, nameless, (1, 1), MS / 10));
+    }
+
+    #[test]
+    fn what_comes_from_another_place_may_take_its_time() {
+        let (here, there) = (Sighting { id: 5, way: 1 }, Sighting { id: 5, way: 2 });
+        assert!(is_copy(here, there, (1, 1), 500 * MS));
+        assert!(is_copy(here, here, (1, 2), 500 * MS));
+        assert!(!is_copy(here, there, (1, 1), 1_000 * MS));
+        let [here, there] = [here, there].map(|s| Sighting { id: 0, ..s });
+        assert!(is_copy(here, there, (1, 1), 100 * MS));
+        assert!(!is_copy(here, there, (1, 1), 200 * MS));
     }
 }

@@ -352,6 +352,12 @@ impl Evidence {
     }
 }
 
+/// A connection, whichever way a segment of it goes.
+#[must_use]
+pub fn either(tuple: &FourTuple) -> FourTuple {
+    (*tuple).min(tuple.reversed())
+}
+
 /// What a packet without symptoms shows. `is_former`: it is of the former connection on the ports of one
 /// that has symptoms.
 #[must_use]

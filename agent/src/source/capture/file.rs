@@ -98,8 +98,10 @@ pub enum Next {
 /// What was counted on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets.
+    /// Packets in the time that was asked for.
     pub packets: u64,
+    /// Packets before and after it.
+    pub outside: u64,
     /// TCP segments among them that were selected.
     pub segments: u64,
     /// Packets whose headers could not be read, most often because the snap length cut them.
@@ -261,27 +263,33 @@ impl CaptureFile {
                 continue;
             }
             let time_ns = packet.time_ns;
-            self.counts.packets += 1;
-            self.counts.first_ns.get_or_insert(time_ns);
-            self.counts.last_ns = self.counts.last_ns.max(time_ns);
             if selection.since_ns.is_some_and(|since| time_ns < since)
                 || selection.until_ns.is_some_and(|until| time_ns > until)
             {
+                self.counts.outside += 1;
                 continue;
             }
+            self.counts.packets += 1;
+            self.counts.first_ns.get_or_insert(time_ns);
+            self.counts.last_ns = self.counts.last_ns.max(time_ns);
             let bytes = Captured {
                 data: packet.data,
                 wire_len: packet.wire_len as usize,
             };
             match packet.link.find(&bytes) {
                 Ok(found) => {
-                    self.counts.segments += 1;
                     let at = &found.located;
                     let segment = &mut observed.segment;
+                    if !selection.ends.is_empty()
+                        && (read_into(&bytes, at, segment).is_err()
+                            || !selection.takes(&segment.tuple))
+                    {
+                        continue;
+                    }
+                    self.counts.segments += 1;
                     observed.message = message(packet.data, at);
                     if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
                         && read_into(&bytes, at, segment).is_ok()
-                        && selection.takes(&segment.tuple)
                     {
                         let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);

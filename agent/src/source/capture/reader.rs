@@ -53,7 +53,7 @@ impl<R: Read> Reader<R> {
         let mut window = Window::new(input);
         let fault = |reason| Fault { offset: 0, reason };
         if window.is_empty().map_err(|e| fault(e.into()))? {
-            return Err(fault(Reason::Cut("its first byte: it is empty")));
+            return Err(fault(Reason::Empty));
         }
         if !window.has(4).map_err(|e| fault(e.into()))? {
             return Err(fault(Reason::Cut("the file header")));

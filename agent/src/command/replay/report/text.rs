@@ -162,7 +162,10 @@ impl Text {
     fn counts(&self, outcome: &Outcome) -> String {
         let counts = &outcome.counts;
         let Some(first) = counts.first_ns else {
-            return "No packet.\n".to_owned();
+            return match counts.outside {
+                0 => "There is no packet in it.\n".to_owned(),
+                n => format!("None of its {n} packets lies between --since and --until.\n"),
+            };
         };
         let took = counts.last_ns.saturating_sub(first) as f64 / 1e9;
         let mut text = format!(
@@ -183,6 +186,12 @@ impl Text {
             }
         }
         text.push_str(".\n");
+        if counts.unreadable > counts.segments {
+            text.push_str(
+                "Most packets are cut before the end of the TCP header, so that next to nothing can be said: \
+                 `tcpdump -s 96` keeps enough.\n",
+            );
+        }
         if outcome.copies > 0 {
             let _ = writeln!(
                 text,
