@@ -185,3 +185,23 @@ fn people_get_the_same_in_words() {
     }
     assert!(missing.is_empty(), "{text}\nlacks:\n{missing}");
 }
+
+#[test]
+fn every_field_of_a_replay_is_documented() {
+    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
+    let said = Said::by(&[path.to_str().unwrap()]);
+    let page = fs::read_to_string(package("../docs/replay.md")).unwrap();
+    for kind in ["evidence", "replay"] {
+        for field in said.last(kind).as_object().unwrap().keys() {
+            // Of every line.
+            if field != "type" && !(kind == "replay" && field == "time") {
+                assert!(page.contains(&format!("`{field}`")), "{kind}: {field}");
+            }
+        }
+    }
+    let help = String::from_utf8(replay(&["--help"]).stdout).unwrap();
+    for code in [0, 3, 65, 66, 78, 2, 1] {
+        assert!(page.contains(&format!("\n| {code} | ")), "{code}");
+        assert!(help.contains(&format!("\n{code:>4}  ")), "{code}: {help}");
+    }
+}
