@@ -198,7 +198,8 @@ fn places(all: BTreeMap<u32, Seen>) -> Vec<Place> {
     }
     groups.sort_by_key(|group| group.members.keys().next().copied());
     if groups.len() < 2 {
-        let vantage = groups.pop().map_or_else(Vantage::default, |g| g.vantage);
+        let group = groups.pop();
+        let vantage = group.map_or_else(|| Votes::default().vantage(), |g| g.vantage);
         return vec![Place {
             vantage,
             ..Place::default()
