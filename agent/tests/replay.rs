@@ -6,13 +6,19 @@
 
 use std::{
     collections::BTreeSet,
-    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use serde_json::Value;
+
+#[path = "replay/flood.rs"]
+mod flood;
+#[path = "replay/given.rs"]
+mod given;
+#[path = "replay/options.rs"]
+mod options;
 
 fn package(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -105,6 +111,8 @@ fn strings(value: &Value) -> BTreeSet<String> {
     value.as_array().into_iter().flatten().map(text).collect()
 }
 
+/// A recording of the incident.
+const RST_LOST: &str = "02_l4_reuse_rst_lost.client.pcap";
 const REUSE: &str = "l4_reuse_in_time_wait";
 const PINNED: &str = "pinned_5xx";
 
@@ -303,242 +311,4 @@ fn unpacked(name: &str, to: &Path) -> PathBuf {
     let mut out = fs::File::create(&path).unwrap();
     std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut out).unwrap();
     path
-}
-
-/// Offsets of the packets of a classic capture of this machine's byte order.
-fn offsets(bytes: &[u8]) -> Vec<usize> {
-    let (mut at, mut all) = (24, Vec::new());
-    while at + 16 <= bytes.len() {
-        all.push(at);
-        at += 16 + u32::from_le_bytes(bytes[at + 8..at + 12].try_into().unwrap()) as usize;
-    }
-    all
-}
-
-const RST_LOST: &str = "02_l4_reuse_rst_lost.client.pcap";
-
-/// What must be the same however a capture is cut and given.
-fn figures(said: &Said) -> (BTreeSet<String>, Vec<Value>) {
-    let spaces = said.last("summary")["spaces"].as_array().unwrap().clone();
-    let figures = spaces
-        .into_iter()
-        .map(|space| {
-            serde_json::json!([
-                space["client.address"],
-                space["server.address"],
-                space["role"],
-                space["totals"]
-            ])
-        })
-        .collect();
-    (said.fired(), figures)
-}
-
-#[test]
-fn pieces_of_a_rotated_capture_are_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = unpacked(RST_LOST, dir.path());
-    let bytes = fs::read(&whole).unwrap();
-    let all = offsets(&bytes);
-    let mut pieces = Vec::new();
-    for (i, part) in [0..300, 300..984, 984..all.len()].into_iter().enumerate() {
-        let path = dir.path().join(format!("piece{i}"));
-        let end = all.get(part.end).copied().unwrap_or(bytes.len());
-        fs::write(&path, [&bytes[..24], &bytes[all[part.start]..end]].concat()).unwrap();
-        pieces.push(path.to_str().unwrap().to_owned());
-    }
-    let expected = figures(&Said::by(&[whole.to_str().unwrap()]));
-    // In whatever order they are given.
-    for order in [[0, 1, 2], [2, 0, 1]] {
-        let said = Said::by(&order.map(|i| pieces[i].as_str()));
-        assert_eq!(said.of_type("replay").count(), 1, "one place");
-        assert_eq!(figures(&said), expected);
-    }
-}
-
-#[test]
-fn the_same_packets_twice_count_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = unpacked(RST_LOST, dir.path());
-    let whole = whole.to_str().unwrap();
-    assert_eq!(
-        figures(&Said::by(&[whole, whole])),
-        figures(&Said::by(&[whole]))
-    );
-}
-
-#[test]
-fn two_places_are_kept_apart() {
-    let dir = package("tests/captures");
-    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
-    let said = Said::by(&[
-        &path("13_half_open.server.pcap.gz"),
-        &path("02_l4_reuse_rst_lost.client.pcap.gz"),
-    ]);
-    let places: Vec<_> = said
-        .of_type("replay")
-        .map(|r| strings(&r["local"]))
-        .collect();
-    assert_eq!(places.len(), 2, "{places:?}");
-    assert_eq!(said.code, 3);
-}
-
-#[test]
-fn a_piece_out_of_order_is_put_into_order() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = unpacked(RST_LOST, dir.path());
-    let bytes = fs::read(&whole).unwrap();
-    let mut records: Vec<&[u8]> = offsets(&bytes)
-        .windows(2)
-        .map(|w| &bytes[w[0]..w[1]])
-        .collect();
-    let time = |record: &[u8]| {
-        let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().unwrap());
-        u64::from(word(0)) * 1_000_000_000 + u64::from(word(4))
-    };
-    let mut whole_but_last = bytes[..24].to_vec();
-    whole_but_last.extend(records.concat());
-    // Neighbours of less than 20 ms change places.
-    for i in (1..records.len()).step_by(3) {
-        if time(records[i]).abs_diff(time(records[i - 1])) < 20_000_000 {
-            records.swap(i, i - 1);
-        }
-    }
-    let (ordered, mixed) = (dir.path().join("ordered"), dir.path().join("mixed"));
-    fs::write(&ordered, whole_but_last).unwrap();
-    fs::write(&mixed, [&bytes[..24], &records.concat()].concat()).unwrap();
-    let said = Said::by(&[mixed.to_str().unwrap()]);
-    assert_eq!(number(&said.last("replay")["late"]), 0);
-    assert_eq!(
-        figures(&said),
-        figures(&Said::by(&[ordered.to_str().unwrap()]))
-    );
-}
-
-#[test]
-fn time_and_ends_choose_packets() {
-    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
-    let path = path.to_str().unwrap();
-    let opens = |args: &[&str]| {
-        let said = Said::by(&[args, &[path]].concat());
-        let spaces = said.last("summary")["spaces"].as_array().unwrap().clone();
-        spaces
-            .iter()
-            .map(|s| number(&s["totals"]["opens"]))
-            .sum::<u64>()
-    };
-    let all = opens(&[]);
-    let (early, late) = (opens(&["--until", "30s"]), opens(&["--since", "30s"]));
-    assert!(
-        early > 0 && late > 0 && early < all && late < all,
-        "{early} {late} {all}"
-    );
-    assert_eq!(opens(&["--filter", "203.0.113.10:8080"]), all);
-    assert_eq!(opens(&["--filter", "10.9.9.9", "--filter", ":1"]), 0);
-    // Before the pool has been handed out once nothing is found.
-    assert_eq!(Said::by(&["--until", "20s", path]).code, 0);
-}
-
-#[test]
-fn a_place_can_be_set() {
-    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
-    let path = path.to_str().unwrap();
-    for (args, role) in [
-        (["--vantage", "initiator"], "initiator"),
-        (["--vantage", "responder"], "responder"),
-        (["--local", "10.79.1.2"], "initiator"),
-        (["--local", "203.0.113.10"], "responder"),
-    ] {
-        let said = Said::by(&[args[0], args[1], path]);
-        let spaces = said.last("summary")["spaces"].as_array().unwrap().clone();
-        assert!(!spaces.is_empty());
-        assert!(spaces.iter().all(|s| s["role"] == role), "{args:?}");
-    }
-}
-
-#[test]
-fn the_evidence_can_be_exported() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("evidence.pcapng");
-    let path = package("tests/captures/24_l4_reuse_pcapng.client.pcapng.gz");
-    let said = Said::by(&["--export", out.to_str().unwrap(), path.to_str().unwrap()]);
-    assert_eq!(said.code, 3);
-    let shown: BTreeSet<u64> = said
-        .of_type("evidence")
-        .map(|e| number(&e["frame"]))
-        .collect();
-    assert!(shown.len() > 10);
-    // Another reader finds these packets with their comments.
-    let bytes = fs::read(&out).unwrap();
-    let mut rest = bytes.as_slice();
-    let mut comments = Vec::new();
-    while !rest.is_empty() {
-        let (left, block) = pcap_parser::parse_block_le(rest).unwrap();
-        rest = left;
-        if let pcap_parser::Block::EnhancedPacket(packet) = block {
-            assert_eq!(packet.options[0].code, pcap_parser::OptionCode::Comment);
-            let length = usize::from(packet.options[0].len);
-            comments.push(String::from_utf8(packet.options[0].value[..length].to_vec()).unwrap());
-        }
-    }
-    assert_eq!(comments.len(), shown.len());
-    for frame in &shown {
-        let begin = format!("frame {frame} of ");
-        assert!(comments.iter().any(|c| c.starts_with(&begin)), "{frame}");
-    }
-    // And so does our own.
-    let again = Said::by(&[out.to_str().unwrap()]);
-    assert_eq!(number(&again.last("replay")["packets"]), shown.len() as u64);
-}
-
-#[test]
-fn errors_say_what_is_wrong() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let mut wlan = fs::read(unpacked(RST_LOST, dir.path())).unwrap();
-    wlan[20] = 105;
-    for (args, code, says) in [
-        (vec!["/nonexistent"], 66, "No such file"),
-        (
-            vec![file("text", b"hello, world").as_str()],
-            65,
-            "neither pcap nor pcapng",
-        ),
-        (vec![file("empty", b"").as_str()], 65, "empty"),
-        (vec![file("wlan", &wlan).as_str()], 65, "105 (IEEE802_11)"),
-        (vec!["--export", "x", "-"], 1, "save it to a file first"),
-        (vec!["--since", "yesterday", "x"], 2, "2026-11-30"),
-        (vec!["--set", "window=x", "x"], 2, "window"),
-        (vec![], 2, "FILE"),
-    ] {
-        let output = replay(&args);
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
-        assert!(error.contains(says), "{args:?}: {error}");
-    }
-}
-
-#[test]
-fn people_get_the_same_in_words() {
-    let path = package("tests/captures/02_l4_reuse_rst_lost.client.pcap.gz");
-    let output = replay(&[path.to_str().unwrap()]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    let mut missing = String::new();
-    for part in [
-        "seen from 10.79.1.2",
-        "CRITICAL  port_exhaustion / l4_reuse_in_time_wait",
-        "1734 packets in",
-        "Evidence of port_exhaustion / l4_reuse_in_time_wait",
-        "bare ACK instead of a SYN-ACK",
-        "the same SYN again, number 2",
-    ] {
-        if !text.contains(part) {
-            let _ = writeln!(missing, "{part}");
-        }
-    }
-    assert!(missing.is_empty(), "{text}\nlacks:\n{missing}");
 }

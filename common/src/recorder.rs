@@ -24,8 +24,10 @@ pub struct Recorded {
     pub len: u16,
     /// [`LEAVES`], [`ETHERNET`].
     pub flags: u16,
+    /// Status of the failed HTTP/1 response that begins in it, else 0.
+    pub status: u16,
     /// Always zero.
-    pub pad: u32,
+    pub pad: u16,
     /// The packet down to the end of its TCP header.
     pub bytes: [u8; SNAP_LEN],
 }
@@ -36,6 +38,20 @@ impl Recorded {
     pub fn headers(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len).min(SNAP_LEN)]
     }
+}
+
+/// Connections of which every segment may be asked for.
+pub const WATCHED: u32 = 256;
+
+/// Where in the table of watched connections one with this hash can stand. Before them, at 0, stands how
+/// many of their segments may still be kept; while that is 0 nobody looks for more.
+#[inline(always)]
+#[must_use]
+pub const fn places(hash: u64) -> [u32; 2] {
+    [
+        1 + (hash >> 16) as u32 % WATCHED,
+        1 + (hash >> 40) as u32 % WATCHED,
+    ]
 }
 
 const _: () = assert!(size_of::<Recorded>() == 128, "two cache lines");

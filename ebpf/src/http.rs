@@ -15,6 +15,7 @@ use crate::{
     layout::{HTTP_SNIFF, LOOKS_LEN},
     maps::{HEADS, HEADS_LEN, HOOKED_GUEST, LOOKS, WORK},
     packet::{self, coarse_ns, hooked},
+    recorder,
     skb::Linear,
     tables::Maps,
 };
@@ -132,6 +133,12 @@ pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32,
     };
     if observe_http(&mut Maps, &spoken, &seen) {
         keep_head(ctx, spoken.hash, offset, payload_len);
+        if recorder::is_on()
+            && let Message::Response { status } = message
+        {
+            let marks = recorder::marks::<EGRESS>(&at, status);
+            recorder::keep(ctx.skb.skb, offset, marks, seen.now_ns);
+        }
     }
 }
 

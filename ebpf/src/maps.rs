@@ -12,7 +12,7 @@ use tuplewatch_common::{
     memory::Set,
     observe::Work,
     record::{CensusRow, Global, NetnsPorts, OpenSocket, Opener, OpenerRef, PortBitmap, SpaceSlot},
-    recorder::Recorded,
+    recorder::{Recorded, WATCHED},
 };
 
 use crate::ways::Tags;
@@ -218,6 +218,9 @@ pub static RECORDER: Array<Recorded> = Array::with_max_entries(1, MMAPABLE);
 /// How many packets this CPU has put into its section.
 #[map]
 pub static RECORDER_NEXT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+/// Hashes of the connections of which every segment is kept: [`tuplewatch_common::recorder::places`].
+#[map]
+pub static RECORDER_WATCHED: Array<u64> = Array::with_max_entries(1 + WATCHED, MMAPABLE);
 
 /// What is counted once per host.
 #[map]

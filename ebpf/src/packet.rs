@@ -14,7 +14,6 @@ use tuplewatch_common::{
     histogram::SEARCH_UNIT_NS,
     observe::{Seen, Tables as _, Work, is_plain_data, observe, record},
     record::Global,
-    recorder::{ETHERNET, LEAVES},
     segment::{
         self, ACK, ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIN, Located, NotSegment, RST, SYN,
     },
@@ -72,6 +71,7 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
             {
                 http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len, ports);
             }
+            recorder::watch::<EGRESS>(ctx, &at);
             if is_plain_data(at.flags, at.payload_len) {
                 return;
             }
@@ -129,7 +129,8 @@ fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
     let bytes = Anywhere(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) if !is_plain_data(at.flags, at.payload_len) => take::<_, EGRESS>(ctx, &bytes, &at),
-        Ok(_) | Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+        Ok(at) => recorder::watch::<EGRESS>(ctx, &at),
+        Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
         Err(NotSegment::Fragment) => count(Global::Fragments),
         Err(NotSegment::Malformed | NotSegment::Truncated) => count(Global::Unreadable),
     }
@@ -170,7 +171,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     // What needs the time only for the memory of former connections, whose steps are 67 ms, takes that
     // of the latest tick: reading the clock costs more than most of what follows.
     let is_coarse = at.flags & (FIN | RST) != 0 || at.flags & (SYN | ACK) == SYN | ACK;
-    let now_ns = if is_coarse && !recorder::is_on() {
+    let now_ns = if is_coarse {
         coarse_ns()
     } else {
         // SAFETY: a helper without arguments.
@@ -190,9 +191,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
         && let Some(word) = bytes.u16(at.tcp_offset + 12)
     {
         let end = at.tcp_offset as u32 + (word as u32 >> 12) * 4;
-        let way = if EGRESS { LEAVES } else { 0 };
-        let link = if at.ip_offset == 0 { 0 } else { ETHERNET };
-        recorder::keep(ctx.skb.skb, end, (way | link) as u32, now_ns);
+        recorder::keep(ctx.skb.skb, end, recorder::marks::<EGRESS>(at, 0), now_ns);
     }
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {
@@ -200,10 +199,11 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
     }
 }
 
-/// The time of the latest tick, or the exact time where the kernel does not tell that.
+/// The time of the latest tick; the exact time where the kernel does not tell that, and where the flight
+/// recorder puts it beside others.
 #[inline(always)]
 pub fn coarse_ns() -> u64 {
-    if COARSE_CLOCK.load() == 1 {
+    if COARSE_CLOCK.load() == 1 && !recorder::is_on() {
         // SAFETY: a helper without arguments.
         unsafe { bpf_ktime_get_coarse_ns() }
     } else {

@@ -1,16 +1,25 @@
-//! The flight recorder: headers of the segments that open and end connections, in a ring that is
-//! simply overwritten. The user side reads it when an alert fires.
+//! The flight recorder: headers of the segments that open and end connections, and of all segments of
+//! those that the user side asks for, in a ring that is simply overwritten. The user side reads it when
+//! an alert fires.
 
 use aya_ebpf::{
     bindings::__sk_buff,
     cty::c_void,
-    helpers::{bpf_get_smp_processor_id, generated::bpf_skb_load_bytes},
+    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_skb_load_bytes},
+    programs::TcContext,
 };
-use tuplewatch_common::recorder::SNAP_LEN;
+use tuplewatch_common::{
+    address::FourTuple,
+    recorder::{ETHERNET, LEAVES, SNAP_LEN, places},
+    segment::{self, FIN, Located, RST, SYN},
+};
 
 use crate::{
+    http,
     layout::{RECORDER_SECTIONS, RECORDER_SLOTS},
-    maps::{RECORDER, RECORDER_NEXT},
+    maps::{RECORDER, RECORDER_NEXT, RECORDER_WATCHED},
+    packet,
+    skb::Anywhere,
 };
 
 /// Whether anything is recorded. A constant for the verifier, which drops what depends on it.
@@ -19,10 +28,55 @@ pub fn is_on() -> bool {
     RECORDER_SLOTS.load() != 0
 }
 
+/// What is kept with a packet: which way it went, whether it begins with an Ethernet header, and the
+/// status of a failed response.
+#[inline(always)]
+pub fn marks<const EGRESS: bool>(at: &Located, status: u16) -> u32 {
+    let way = if EGRESS { LEAVES } else { 0 };
+    let link = if at.ip_offset == 0 { 0 } else { ETHERNET };
+    (way | link) as u32 | (status as u32) << 16
+}
+
+/// Keeps a segment that neither opens nor ends its connection, if all of that one's are asked for.
+///
+/// As long as none is asked for this is a look at one word, and with the recorder off nothing.
+#[inline(always)]
+pub fn watch<const EGRESS: bool>(ctx: &TcContext, at: &Located) {
+    if is_on()
+        && at.flags & (SYN | FIN | RST) == 0
+        && RECORDER_WATCHED.get(0).is_some_and(|left| *left != 0)
+    {
+        keep_watched::<EGRESS>(ctx, http::pack(at));
+    }
+}
+
+#[inline(never)]
+fn keep_watched<const EGRESS: bool>(ctx: &TcContext, packed: u64) -> u32 {
+    let at = packet::unpack(packed, 0);
+    let mut tuple = FourTuple::default();
+    if segment::read_tuple(&Anywhere(ctx), &at, &mut tuple).is_err() {
+        return 0;
+    }
+    let hash = tuple.hash();
+    let [first, second] = places(hash);
+    let is_at = |place| RECORDER_WATCHED.get(place).is_some_and(|h| *h == hash);
+    if !is_at(first) && !is_at(second) {
+        return 0;
+    }
+    if let Some(left) = RECORDER_WATCHED.get_ptr_mut(0) {
+        // SAFETY: array values are valid as long as the program. Two CPUs at once may count one less.
+        unsafe { *left = (*left).saturating_sub(1) };
+    }
+    let marks = marks::<EGRESS>(&at, 0);
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    keep(ctx.skb.skb, (packed >> 48) as u32, marks, now_ns)
+}
+
 /// Keeps the first `len` bytes of a packet, which must be headers and not none. A function of its own for the sake of
 /// the stack.
 #[inline(never)]
-pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
+pub fn keep(skb: *mut __sk_buff, len: u32, marks: u32, now_ns: u64) -> u32 {
     let Some(next) = RECORDER_NEXT.get_ptr_mut(0) else {
         return 0;
     };
@@ -54,7 +108,8 @@ pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
         (*place).ifindex = (*skb).ifindex;
         (*place).wire_len = (*skb).len;
         (*place).len = last as u16 + 1;
-        (*place).flags = flags as u16;
+        (*place).flags = marks as u16;
+        (*place).status = (marks >> 16) as u16;
         (&raw mut (*place).time_ns).write_volatile(now_ns);
     }
     1

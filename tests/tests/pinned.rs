@@ -4,7 +4,11 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -15,6 +19,8 @@ const VIRTUAL: &str = "203.0.113.100:8080";
 
 /// The network, its two backends and the agent of the client.
 struct Fleet {
+    /// Where the flight recorder's files go.
+    evidence: tempfile::TempDir,
     net: Routed,
     agent: Agent,
     _live: Server,
@@ -38,8 +44,14 @@ impl Fleet {
 }
 ",
         )?;
-        let agent = watch(&net.client, &["--set", "alert.resolve=5s"])?;
+        let evidence = tempfile::tempdir()?;
+        let recorded = evidence.path().to_str().context("a path")?;
+        let agent = watch(
+            &net.client,
+            &["--set", "alert.resolve=5s", "--recorder-dir", recorded],
+        )?;
         Ok(Self {
+            evidence,
             net,
             agent,
             _live: live,
@@ -106,6 +118,7 @@ fn a_pinned_connection_is_told_and_is_over_when_it_is_closed() -> Result<()> {
         close == format!("ss -K dst 203.0.113.100 dport = 8080 src 10.79.1.2 sport = {port}"),
         "{close}"
     );
+    recorded_headers(&fleet, &told, port)?;
     std::thread::sleep(4 * SECOND);
     let report = pool.stop()?;
     let over = fleet
@@ -123,6 +136,24 @@ fn a_pinned_connection_is_told_and_is_over_when_it_is_closed() -> Result<()> {
     ensure!(connection["became"] == "closed", "{stuck}");
     ensure!(number(connection, "requests") == report.requests, "{stuck}");
     ensure!(number(connection, "failures") == report.requests, "{stuck}");
+    Ok(())
+}
+
+/// The alert's file holds the connection's segments, those with the status lines too, and no payload.
+fn recorded_headers(fleet: &Fleet, told: &Value, port: u64) -> Result<()> {
+    let path = Path::new(told["evidence_file"].as_str().context("a file")?);
+    ensure!(path.parent() == Some(fleet.evidence.path()), "{path:?}");
+    let file = fs::read(path)?;
+    let text = String::from_utf8_lossy(&file);
+    let times = |part: &str| text.matches(part).count();
+    let (failures, data) = (
+        times("a response with status 503, a failure"),
+        times("bytes of data"),
+    );
+    println!("{failures} failures and {data} segments with data from port {port}");
+    // The connection is watched from the first look after its first failure on.
+    ensure!(failures >= 4 && data > failures, "{failures}, {data}");
+    ensure!(times("HTTP/1.") + times("GET ") == 0, "payload in {path:?}");
     Ok(())
 }
 

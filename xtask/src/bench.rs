@@ -30,7 +30,7 @@ pub fn command(paths: &Paths, args: &Args) -> Result<()> {
             as_root("cargo xtask bench")
         );
     }
-    setup::ensure(paths, Needs::BUILD | Needs::LAB)?;
+    setup::ensure(paths, Needs::BUILD | Needs::LAB | Needs::RIVALS)?;
     build::build(paths, &build::Args::default())?;
     // Both binaries: the benchmark starts the lab's peers.
     let mut peers = paths.lab_cargo();

@@ -34,8 +34,10 @@ impl Needs {
     pub const LAB: Self = Self(4);
     /// Compiling the fuzz targets.
     pub const FUZZ: Self = Self(8);
-    /// All of these.
+    /// All of these: what `setup` sees to.
     pub const ALL: Self = Self(15);
+    /// The programs that the benchmark is held against.
+    pub const RIVALS: Self = Self(16);
 
     /// Whether all of `other` is needed.
     pub fn contain(self, other: Self) -> bool {
@@ -149,6 +151,11 @@ fn missing_packages(paths: &Paths, needs: Needs) -> Vec<Missing> {
         missing.extend(lacks_program("systemd-analyze", &["systemd"]));
         missing.extend(lacks_program("setpriv", &["util-linux"]));
         missing.extend(tools::missing_packages(paths));
+    }
+    if needs.contain(Needs::RIVALS) {
+        missing.extend(lacks_program("tshark", &["tshark"]));
+        missing.extend(lacks_program("tcplife", &["libbpf-tools"]));
+        missing.extend(lacks_program("tcpstates", &["libbpf-tools"]));
     }
     if needs.contain(Needs::FUZZ) && paths.fuzz().exists() {
         missing.extend(lacks_program("c++", &["g++"]));

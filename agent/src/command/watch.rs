@@ -159,6 +159,7 @@ impl Agent {
         self.cgroups.name(&mut changes);
         if let (Some(recorder), Some(ring)) = (&mut self.recorder, self.kernel.recorder()) {
             recorder.take(ring, &self.kernel.interface_names(), &mut changes);
+            ring.watch(&self.engine.suspects());
         }
         self.kernel.flush_diagnostics();
         self.sinks.changes(snapshot.now, &changes)?;

@@ -1,8 +1,8 @@
 //! Puts the core together: observations in, changes and overviews out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
-use tuplewatch_common::address::PortSpaceKey;
+use tuplewatch_common::address::{FourTuple, PortSpaceKey};
 
 use super::{
     alert::Alerts,
@@ -16,6 +16,7 @@ use super::{
     saved::Saved,
     signature::{self, Context, Look},
     space::Space,
+    stuck::{Became, StuckConnection},
     surroundings::Around,
     tables::Tables,
     time::Moment,
@@ -126,6 +127,28 @@ impl Engine {
             egress: self.around.egress.uses(&self.tables, self.now).collect(),
             look_alikes: self.look_alikes.values().cloned().collect(),
         }
+    }
+
+    /// Connections that are stuck, or may be: those of the alerts, then those whose latest request failed.
+    #[must_use]
+    pub fn suspects(&self) -> Vec<FourTuple> {
+        let alerts = self.alerts.live().chain(self.alerts.muted());
+        let stuck = alerts.filter_map(|alert| alert.finding.evidence.stuck.as_ref());
+        let stuck = stuck.flat_map(|stuck| &stuck.connections);
+        let stuck = stuck.filter(|c| c.became == Became::Failing);
+        let mut suspects: Vec<FourTuple> = stuck.map(StuckConnection::tuple).collect();
+        let window = self.rules.thresholds.window;
+        let failing = self.tables.services.failing(self.now, window);
+        let mut failing: Vec<_> = failing
+            .flat_map(|(_, service)| service.connections())
+            .filter(|talk| talk.conversation.is_failing() && !talk.closed)
+            .map(|talk| (talk.conversation.run, talk.conversation.tuple))
+            .collect();
+        failing.sort_unstable_by(|a, b| b.cmp(a));
+        suspects.extend(failing.into_iter().map(|(_, tuple)| tuple));
+        let mut known = HashSet::new();
+        suspects.retain(|tuple| known.insert(*tuple));
+        suspects
     }
 
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.

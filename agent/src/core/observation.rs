@@ -52,6 +52,15 @@ pub fn ip(address: &Address) -> IpAddr {
     Ipv6Addr::from(*address).to_canonical()
 }
 
+/// An address as the tables have it.
+#[must_use]
+pub fn address(ip: IpAddr) -> Address {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
 /// `203.0.113.1 → 203.0.113.10:8080`; `*` stands for an end that the finding is not about.
 #[must_use]
 pub fn place(key: &PortSpaceKey) -> String {

@@ -97,9 +97,11 @@ impl Packed {
     pub fn unpack(&self) -> Counters {
         let mut all = [0; WORDS];
         let mut bytes = &*self.bytes;
-        for (i, word) in all.iter_mut().enumerate() {
-            if self.has(i) {
-                *word = read(&mut bytes);
+        for (group, present) in all.chunks_mut(64).zip(self.present) {
+            let mut left = present;
+            while left != 0 {
+                group[left.trailing_zeros() as usize] = read(&mut bytes);
+                left &= left - 1;
             }
         }
         Counters::from_words(&all)

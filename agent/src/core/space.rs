@@ -61,6 +61,8 @@ pub struct Space {
     pub last_change: Moment,
     /// It is in the list of those that looks go through.
     pub(super) is_active: bool,
+    /// Its ports are others than when the pool was inferred.
+    has_new_ports: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -320,6 +322,7 @@ impl Space {
             return 0;
         }
         let established = self.totals().established;
+        self.has_new_ports = true;
         let known = self.ports.get_or_insert_default();
         known.note(now, ports, established, room)
     }
@@ -329,6 +332,7 @@ impl Space {
         let Some(ports) = &mut self.ports else {
             return 0;
         };
+        self.has_new_ports = true;
         ports.age(now, window);
         let left = ports.distinct();
         if left == 0 {
@@ -338,14 +342,15 @@ impl Space {
         left
     }
 
-    /// Infers the pool anew, unless it is large and that was done lately.
+    /// Infers the pool anew if there are ports to do it from, unless it is large and that was done lately.
     pub fn infer_pool(&mut self, now: Moment, rules: &PoolInference) {
-        let Some(ports) = &self.ports else {
+        let Some(ports) = self.ports.as_ref().filter(|_| self.has_new_ports) else {
             return;
         };
         if ports.distinct() > LARGE_POOL && now.since(self.pool_at) < INFER_LARGE {
             return;
         }
+        self.has_new_ports = false;
         self.pool_at = now;
         self.pool = pool::infer(ports, rules);
     }

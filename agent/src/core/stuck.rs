@@ -3,6 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use tuplewatch_common::address::FourTuple;
+
+use super::observation::address;
 
 /// Connections to one service whose requests fail, and what goes well beside them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -104,6 +107,18 @@ impl StuckConnection {
             )
         });
         self
+    }
+
+    /// The connection as the tables have it.
+    #[must_use]
+    pub fn tuple(&self) -> FourTuple {
+        FourTuple {
+            initiator: address(self.client_address),
+            responder: address(self.server_address),
+            initiator_port: self.client_port,
+            responder_port: self.server_port,
+            pad: 0,
+        }
     }
 
     /// `192.0.2.1:40000 → 203.0.113.10:80`.

@@ -8,15 +8,18 @@ use std::{
 use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey, Role},
     bytes::Captured,
-    recorder::{ETHERNET, Recorded},
-    segment::{ACK, FIN, RST, SYN, Segment, locate_ethernet, locate_ip, read},
+    recorder::{ETHERNET, LEAVES, Recorded},
+    segment::{ACK, FIN, RST, SYN, Segment, read},
+    seq,
 };
 
 use crate::{
     core::observation::{Event, Snapshot},
     source::capture::{
-        evidence::{About, Exhibit, Shows},
+        copies::Sighting,
+        evidence::{About, Exhibit, Shows, either, ordinary},
         file::Observed,
+        link::{Direction, Link},
         observer::Observer,
         tables::{Frame, Limits},
     },
@@ -27,6 +30,8 @@ use crate::{
 pub(super) struct Picked {
     pub(super) recorded: Recorded,
     pub(super) segment: Segment,
+    /// What tells copies of it from repetitions.
+    pub(super) sighting: Sighting,
 }
 
 /// A packet with its comment takes about so many bytes in a file.
@@ -61,7 +66,7 @@ pub(super) fn pick(
 ) -> Vec<Vec<Picked>> {
     let mut picked = vec![Vec::new(); spaces.len()];
     each(&mut |recorded| {
-        let Some(segment) = segment(recorded) else {
+        let Some((segment, sighting)) = segment(recorded) else {
             return;
         };
         for (space, packets) in spaces.iter().zip(&mut picked) {
@@ -69,6 +74,7 @@ pub(super) fn pick(
                 packets.push(Picked {
                     recorded: *recorded,
                     segment,
+                    sighting,
                 });
             }
         }
@@ -80,17 +86,24 @@ pub(super) fn pick(
 }
 
 /// The segment of a recorded packet.
-fn segment(recorded: &Recorded) -> Option<Segment> {
+fn segment(recorded: &Recorded) -> Option<(Segment, Sighting)> {
     let bytes = Captured {
         data: recorded.headers(),
         wire_len: recorded.wire_len as usize,
     };
-    let located = if recorded.flags & ETHERNET != 0 {
-        locate_ethernet(&bytes)
+    let link = if recorded.flags & ETHERNET != 0 {
+        Link::Ethernet
     } else {
-        locate_ip(&bytes, 0)
+        Link::Raw
     };
-    read(&bytes, &located.ok()?).ok()
+    let at = link.find(&bytes).ok()?.located;
+    let direction = if recorded.flags & LEAVES != 0 {
+        Direction::Out
+    } else {
+        Direction::In
+    };
+    let sighting = Sighting::of(&bytes, link, &at, Some(direction));
+    Some((read(&bytes, &at).ok()?, sighting))
 }
 
 /// Whether a segment, of either way, belongs to a port space. A part of the key that is zero stands for
@@ -105,17 +118,18 @@ fn concerns(space: &PortSpaceKey, tuple: &FourTuple) -> bool {
     one(tuple) || one(&tuple.reversed())
 }
 
-/// At most so many packets, in the order of time, each with what it shows. Connections with symptoms
-/// and those that had their ports before go first, then the latest.
+/// At most so many packets, in the order of time, each with what it shows. `stuck` connections, others
+/// with symptoms and those that had their ports before go first, then the latest.
 pub(super) fn comment<'a>(
     space: &PortSpaceKey,
+    stuck: &[FourTuple],
     packets: &'a [Picked],
     most: usize,
 ) -> Vec<(&'a Picked, String)> {
     let exhibits = exhibits(space, packets);
     let mut readings: HashMap<usize, String> = HashMap::new();
     // When a connection with symptoms began on these ports last, if it is known.
-    let mut began: HashMap<FourTuple, u64> = HashMap::new();
+    let mut began: HashMap<FourTuple, u64> = stuck.iter().map(|t| (either(t), 0)).collect();
     for exhibit in &exhibits {
         let at = exhibit.frame.number as usize;
         let reading = exhibit.reading();
@@ -135,12 +149,15 @@ pub(super) fn comment<'a>(
     let with_symptoms = (0..packets.len()).filter(|i| began(&packets[*i]).is_some());
     let others = (0..packets.len()).filter(|i| began(&packets[*i]).is_none());
     let chosen: BTreeSet<usize> = with_symptoms.rev().chain(others.rev()).take(most).collect();
+    let mut streams = Streams::default();
     let shown = chosen.into_iter().map(|i| {
         let packet = &packets[i];
         let is_former = began(packet).is_some_and(|at| packet.recorded.time_ns < *at);
+        let data = streams.take(packet);
         let reading = readings
             .remove(&i)
-            .unwrap_or_else(|| plain(packet.segment.flags, is_former).to_owned());
+            .or(data)
+            .unwrap_or_else(|| ordinary(packet.segment.flags, is_former).to_owned());
         (packet, reading)
     });
     shown.collect()
@@ -166,6 +183,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             message: None,
             page: None,
             interface: packet.recorded.ifindex,
+            sighting: packet.sighting,
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }
@@ -175,25 +193,40 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
     all
 }
 
-/// A connection, whichever way a segment of it goes.
-fn either(tuple: &FourTuple) -> FourTuple {
-    (*tuple).min(tuple.reversed())
-}
+/// How far each direction of the connections has come, as each interface saw it.
+#[derive(Default)]
+struct Streams(HashMap<(FourTuple, u32, u16), u32>);
 
-/// What a packet without symptoms shows.
-const fn plain(flags: u8, is_former: bool) -> &'static str {
-    match (is_former, flags & (SYN | ACK | FIN | RST)) {
-        (false, f) if f & RST != 0 => "RST: this end ends the connection at once",
-        (true, f) if f & RST != 0 => {
-            "RST: this end ends the former connection, on whose ports a SYN comes later"
+impl Streams {
+    /// What a segment with data shows, or a probe. Segments without data, SYN, FIN or RST say nothing
+    /// here.
+    fn take(&mut self, packet: &Picked) -> Option<String> {
+        let Picked {
+            recorded, segment, ..
+        } = packet;
+        if segment.flags & (SYN | FIN | RST) != 0 {
+            return None;
         }
-        (false, f) if f & FIN != 0 => "FIN: this end closes the connection",
-        (true, f) if f & FIN != 0 => {
-            "FIN: this end closes the former connection, on whose ports a SYN comes later"
+        let way = (segment.tuple, recorded.ifindex, recorded.flags & LEAVES);
+        let end = segment.seq.wrapping_add(segment.payload_len);
+        let before = self.0.get(&way).copied();
+        let is_behind = |of: u32| before.is_some_and(|before| seq::after(before, of));
+        if before.is_none() || !is_behind(end) {
+            self.0.insert(way, end);
         }
-        (false, SYN) => "SYN: opens a connection",
-        (true, SYN) => "SYN: opens the former connection, on whose ports another SYN comes later",
-        (_, f) if f & SYN != 0 => "SYN-ACK: the responder accepts",
-        _ => "ACK while a connection is being opened",
+        let bytes = segment.payload_len;
+        match (bytes, recorded.status) {
+            (_, status) if status != 0 => Some(format!(
+                "{bytes} bytes of data: a response with status {status}, a failure"
+            )),
+            (0 | 1, _) if before == Some(segment.seq.wrapping_add(1)) => Some(
+                "keep-alive probe: nothing new, it asks whether the other end is there".to_owned(),
+            ),
+            (0, _) => None,
+            _ if is_behind(segment.seq) => Some(format!(
+                "{bytes} bytes of data sent again: they were not acknowledged in time"
+            )),
+            _ => Some(format!("{bytes} bytes of data")),
+        }
     }
 }

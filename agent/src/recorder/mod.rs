@@ -25,11 +25,13 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 use tracing::warn;
+use tuplewatch_common::address::FourTuple;
 
 use crate::{
     core::{
         alert::{Alert, State},
         report::Change,
+        stuck::StuckConnection,
         time::Moment,
     },
     sink::WallClock,
@@ -135,6 +137,7 @@ impl Recorder {
                         id: alert.id.clone(),
                         summary: alert.finding.summary.clone(),
                         space: alert.finding.space,
+                        stuck: stuck(alert),
                         at: alert.at,
                         most: self.most,
                         packets,
@@ -217,6 +220,13 @@ impl Drop for Recorder {
             let _ = thread.join();
         }
     }
+}
+
+/// The connections that an alert says are stuck.
+fn stuck(alert: &Alert) -> Vec<FourTuple> {
+    let stuck = alert.finding.evidence.stuck.iter();
+    let connections = stuck.flat_map(|stuck| &stuck.connections);
+    connections.map(StuckConnection::tuple).collect()
 }
 
 fn alerts(changes: &[Change]) -> impl Iterator<Item = &Alert> {

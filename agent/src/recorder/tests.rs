@@ -62,6 +62,7 @@ fn recorded(
         wire_len: 54 + u32::from(after),
         len: packet.len() as u16,
         flags: ETHERNET | if from_initiator { 0 } else { LEAVES },
+        status: 0,
         pad: 0,
         bytes,
     }
@@ -104,6 +105,7 @@ fn job(packets: Vec<Picked>, most: usize) -> Job {
         id: fixture::alert().id,
         summary: "why".to_owned(),
         space: space(),
+        stuck: Vec::new(),
         at: fixture::NOW,
         most,
         packets,
@@ -154,14 +156,14 @@ fn packets_of_the_port_space_are_picked_and_put_into_order() {
 #[test]
 fn every_packet_says_what_it_shows() {
     let packets = pick(&incident(2048, 10 * SECOND));
-    let comments: Vec<String> = evidence::comment(&space(), &packets, 100)
+    let comments: Vec<String> = evidence::comment(&space(), &[], &packets, 100)
         .into_iter()
         .map(|(_, comment)| comment)
         .collect();
     let wanted = [
         "SYN: opens the former connection, on whose ports another SYN comes later",
         "SYN-ACK: the responder accepts",
-        "ACK while a connection is being opened",
+        "ACK",
         "FIN: this end closes the former connection, on whose ports a SYN comes later",
         "FIN: this end closes the former connection, on whose ports a SYN comes later",
         "SYN, initial sequence number 90: the former connection on this port was closed 0.9 s before",
@@ -183,7 +185,7 @@ fn what_has_symptoms_goes_first_where_there_is_no_room_for_all() {
     }
     let packets = pick(&all);
     assert_eq!(packets.len(), 308);
-    let kept = evidence::comment(&space(), &packets, 14);
+    let kept = evidence::comment(&space(), &[], &packets, 14);
     assert_eq!(kept.len(), 14);
     let ports = |port: u16| {
         let of = |p: &&Picked| {
@@ -199,6 +201,36 @@ fn what_has_symptoms_goes_first_where_there_is_no_room_for_all() {
         "the latest of the others"
     );
     assert!(kept.is_sorted_by_key(|(p, _)| p.recorded.time_ns));
+}
+
+#[test]
+fn segments_of_a_stuck_connection_go_first_and_say_what_they_are() {
+    let mut all = vec![
+        recorded(SECOND, true, ACK, (2048, 100, 500), 40),
+        recorded(2 * SECOND, false, ACK, (2048, 500, 140), 30),
+        recorded(3 * SECOND, true, ACK, (2048, 140, 530), 0),
+        recorded(4 * SECOND, true, ACK, (2048, 140, 530), 50),
+        recorded(5 * SECOND, true, ACK, (2048, 140, 530), 50),
+        recorded(6 * SECOND, false, ACK, (2048, 529, 140), 0),
+    ];
+    all[1].status = 503;
+    for port in 3000..3010u16 {
+        let at = 20 * SECOND + u64::from(port);
+        all.push(recorded(at, true, SYN, (port, 1, 0), 0));
+    }
+    let packets = pick(&all);
+    let stuck = [packets[1].segment.tuple];
+    let kept = evidence::comment(&space(), &stuck, &packets, 6);
+    let comments: Vec<String> = kept.into_iter().map(|(_, comment)| comment).collect();
+    let wanted = [
+        "40 bytes of data",
+        "30 bytes of data: a response with status 503, a failure",
+        "ACK",
+        "50 bytes of data",
+        "50 bytes of data sent again: they were not acknowledged in time",
+        "keep-alive probe: nothing new, it asks whether the other end is there",
+    ];
+    assert_eq!(comments, wanted);
 }
 
 #[test]

@@ -8,11 +8,12 @@ use std::{
         mpsc::{Receiver, SyncSender},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use tracing::{info, warn};
 use tuplewatch_common::{
-    address::PortSpaceKey,
+    address::{FourTuple, PortSpaceKey},
     recorder::{ETHERNET, LEAVES},
 };
 
@@ -34,6 +35,10 @@ use crate::{
 const LINK_ETHERNET: u32 = 1;
 const LINK_RAW: u32 = 101;
 
+/// A file ends so long after its alert: a replay looks once a second too, at other moments of it, and has
+/// come as far as the agent had by then.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Evidence that is to be written.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -41,6 +46,8 @@ pub(super) struct Job {
     pub(super) id: String,
     pub(super) summary: String,
     pub(super) space: PortSpaceKey,
+    /// The connections that it says are stuck.
+    pub(super) stuck: Vec<FourTuple>,
     /// The moment that names the file.
     pub(super) at: Moment,
     /// Packets at most.
@@ -105,9 +112,13 @@ impl Job {
         folder_name(&self.clock.rfc3339(self.at), &self.id)
     }
 
+    fn epoch_ns(&self, at: Moment) -> u64 {
+        self.clock.epoch_ns(at).cast_unsigned()
+    }
+
     /// The file.
     pub(super) fn bytes(&self) -> io::Result<Vec<u8>> {
-        let kept = evidence::comment(&self.space, &self.packets, self.most);
+        let kept = evidence::comment(&self.space, &self.stuck, &self.packets, self.most);
         let about = format!("evidence of the alert {}: {}", self.id, self.summary);
         let mut writer = Writer::begin(Vec::new(), &about)?;
         for (picked, comment) in kept {
@@ -128,10 +139,7 @@ impl Job {
             writer.packet(
                 interface,
                 &Commented {
-                    time_ns: self
-                        .clock
-                        .epoch_ns(Moment(recorded.time_ns))
-                        .cast_unsigned(),
+                    time_ns: self.epoch_ns(Moment(recorded.time_ns)),
                     wire_len: recorded.wire_len,
                     data: recorded.headers(),
                     // What comes in at the node's end of a pod's veth is what the pod sends: who reads
@@ -141,7 +149,7 @@ impl Job {
                 },
             )?;
         }
-        Ok(writer.into_inner())
+        writer.end(self.epoch_ns(self.at + LOOK))
     }
 }
 

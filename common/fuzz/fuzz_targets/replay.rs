@@ -29,13 +29,27 @@ const LIMITS: Limits = Limits {
 };
 
 fuzz_target!(|bytes: &[u8]| {
+    let Some(file) = open(bytes) else {
+        return;
+    };
+    let places = file.places.clone();
+    replay(file);
+    if places.len() > 1 {
+        for place in places {
+            let mut file = open(bytes).expect("it could be opened before");
+            file.judge_only(place);
+            replay(file);
+        }
+    }
+});
+
+fn open(bytes: &[u8]) -> Option<CaptureFile> {
+    let input = Input::new(Cursor::new(bytes.to_vec()), None).ok()?;
+    CaptureFile::of(input, 0, HEAD, &Selection::default()).ok()
+}
+
+fn replay(mut file: CaptureFile) {
     let selection = Selection::default();
-    let Ok(input) = Input::new(Cursor::new(bytes.to_vec()), None) else {
-        return;
-    };
-    let Ok(mut file) = CaptureFile::of(input, 0, HEAD, &selection) else {
-        return;
-    };
     let mut observer = Observer::new(LIMITS);
     let mut engine = Engine::new(Thresholds::default());
     let mut before = 0;
@@ -56,9 +70,8 @@ fuzz_target!(|bytes: &[u8]| {
         };
         done.expect("the look never fails");
     }
-    let last = file.counts.last_ns;
     observer
-        .finish(last, &mut look)
+        .finish(file.end_ns(), &mut look)
         .expect("the look never fails");
     for (key, _) in observer.tables.port_spaces() {
         for about in [About::BareAcks, About::SynsAgain, About::Failures] {
@@ -68,4 +81,4 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     drop(engine.overview(8));
-});
+}

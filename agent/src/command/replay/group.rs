@@ -23,6 +23,7 @@ use crate::{
         evidence::{About, Exhibit},
         fault::Fault,
         file::{CaptureFile, Counts, Next, Observed, Selection},
+        look::Place,
         observer::Observer,
         tables::Limits,
         vantage::Vantage,
@@ -54,7 +55,7 @@ struct Member {
     observed: Observed,
     next: Next,
     fault: Option<Fault>,
-    /// Files whose times overlap have different ones: what one of them sees twice then counts once.
+    /// Files whose times overlap have different ones.
     slot: u32,
 }
 
@@ -71,6 +72,10 @@ pub(super) struct Outcome {
     pub(super) left_out: Vec<(u32, Vec<u32>, u64)>,
     /// Segments that came too late to be put into order.
     pub(super) late: u64,
+    /// Segments that were seen at several places, and count once.
+    pub(super) copies: u64,
+    /// The interfaces, where others of a file stood elsewhere and are judged apart.
+    pub(super) interfaces: Vec<String>,
     /// Everything that was found, in the order of first appearance.
     pub(super) found: Vec<Found>,
     pub(super) spaces: Vec<(PortSpaceKey, PortSpace)>,
@@ -107,10 +112,10 @@ impl Group {
     /// Sorts files by the place where they were taken.
     pub(super) fn by_vantage(files: Vec<CaptureFile>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
-        for (index, file) in (0..).zip(files) {
+        for file in files {
             let member = Member {
+                index: file.index(),
                 file,
-                index,
                 observed: Observed::default(),
                 next: Next::End,
                 fault: None,
@@ -149,11 +154,7 @@ impl Group {
     ) -> io::Result<Outcome> {
         let start = self.members.iter().filter_map(|m| m.file.starts_ns).min();
         let vantage = self.vantage();
-        let own: Vec<&str> = self
-            .members
-            .iter()
-            .map(|m| job.names[m.index as usize].as_str())
-            .collect();
+        let own: Vec<String> = self.members.iter().map(|m| m.name(&job.names)).collect();
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
         let mut observer = Observer::new(Limits::default());
         let mut engine = Engine::new(job.rules.clone()).with_egress(job.egress.clone());
@@ -176,7 +177,8 @@ impl Group {
             .tables
             .add_global(Global::Fragments, counts.fragments);
         let until = job.selection.until_ns.unwrap_or(u64::MAX);
-        observer.finish(counts.last_ns.min(until), &mut look)?;
+        let end = self.members.iter().map(|m| m.file.end_ns()).max();
+        observer.finish(end.unwrap_or(0).min(until), &mut look)?;
         let overview = engine.overview(job.top);
         let outcome = Outcome {
             files: self.members.iter().map(|m| m.index).collect(),
@@ -185,6 +187,8 @@ impl Group {
             faults: self.faults(),
             left_out: self.left_out(),
             late: observer.late,
+            copies: observer.copies,
+            interfaces: self.interfaces(),
             found: found.with_exhibits(&overview, &observer),
             spaces: observer.tables.port_spaces(),
             end: overview.now,
@@ -238,7 +242,7 @@ impl Group {
     }
 
     /// A file that begins when another has ended goes on where that was; one that runs beside another
-    /// sees the same packets a second time, as a second interface does.
+    /// may hold copies of the same packets, as a second interface does.
     fn choose_slot(&mut self, i: usize) {
         if self.members[i].slot != 0 {
             return;
@@ -261,10 +265,16 @@ impl Group {
         all
     }
 
+    fn interfaces(&self) -> Vec<String> {
+        let places = self.members.iter().filter_map(|m| m.place());
+        places.flat_map(|place| place.names.clone()).collect()
+    }
+
     fn counts(&self) -> Counts {
         let mut sum = Counts::default();
         for counts in self.members.iter().map(|m| m.file.counts) {
             sum.packets += counts.packets;
+            sum.outside += counts.outside;
             sum.segments += counts.segments;
             sum.unreadable += counts.unreadable;
             sum.fragments += counts.fragments;
@@ -292,6 +302,23 @@ impl Group {
 }
 
 impl Member {
+    /// The place that it is judged for, where its interfaces stood at several.
+    fn place(&self) -> Option<&Place> {
+        match &*self.file.places {
+            [place] if !place.names.is_empty() => Some(place),
+            _ => None,
+        }
+    }
+
+    /// The file, and which of its interfaces.
+    fn name(&self, names: &[String]) -> String {
+        let file = &names[self.index as usize];
+        self.place().map_or_else(
+            || file.clone(),
+            |place| format!("{file} ({})", place.names.join(", ")),
+        )
+    }
+
     fn time(&self) -> Option<u64> {
         match self.next {
             Next::Segment => Some(self.observed.frame.time_ns),

@@ -22,21 +22,29 @@ use self::{
 use super::Failure;
 use crate::{
     config,
-    core::{egress::Egress, rules::Rules},
+    core::{egress::Egress, rules::Rules, time::Moment},
     log,
     sink::{WallClock, terminal::Screen},
     source::capture::{
-        fault::{Fault, Reason},
+        fault::Fault,
         file::{CaptureFile, EndFilter, HEAD, Selection},
     },
 };
 
+/// What a script wants to know.
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  nothing was found
+   3  at least one signature was found
+  65  a capture is damaged; what could be read was judged
+  66  a capture cannot be opened; the others were judged
+  78  the configuration file is wrong
+   2  an option is wrong
+   1  anything else";
+
 /// Options of `replay`.
-///
-/// Exit codes: 0 nothing found, 3 at least one signature found, 65 a capture is damaged (what could be
-/// read was judged), 66 a capture cannot be opened, 78 a wrong configuration file, 2 a wrong option, 1
-/// anything else.
 #[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub struct ReplayArgs {
     /// Captures: pcap or pcapng, also packed with gzip or zstd; `-` is standard input. Files of one
     /// host are judged together, those of another place apart.
@@ -116,7 +124,7 @@ pub fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     log::init(None, None);
     let (rules, egress) = args.rules()?;
     let mut selection = args.selection();
-    let files = args.open(&selection)?;
+    let (files, mut faults) = args.open(&selection)?;
     let first = files.iter().filter_map(|file| file.starts_ns).min();
     let start = first.unwrap_or(0);
     selection.since_ns = args.since.map(|time| time.after(start));
@@ -126,7 +134,7 @@ pub fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         Format::Text => Box::new(Text::new(screen, args.top)),
         Format::Json => Box::new(Json::new(io::stdout())),
     };
-    let names: Vec<String> = args.files.iter().map(|p| p.display().to_string()).collect();
+    let names = args.names();
     let job = Job {
         selection,
         rules,
@@ -134,29 +142,40 @@ pub fn run(args: &ReplayArgs) -> Result<u8, Failure> {
         names,
         top: args.top,
     };
-    let (mut found, mut faults, mut exhibits) = (false, Vec::new(), Vec::new());
+    let (mut found, mut exhibits) = (false, Vec::new());
+    let mut end = Moment::default();
     for mut group in Group::by_vantage(files) {
         let outcome = group.replay(&job, &progress, &mut *report)?;
         found |= outcome.has_signature();
         exhibits.extend(outcome.exhibits());
+        end = end.max(outcome.end);
         faults.extend(outcome.faults);
     }
     progress.finish();
     if let Some(path) = &args.export {
-        export::write(path, &args.files, &exhibits)
+        export::write(path, &args.files, &exhibits, end)
             .with_context(|| format!("--export {}", path.display()))?;
     }
-    if let Some((file, fault)) = faults.first() {
-        let more = match faults.len() {
-            1 => String::new(),
-            n => format!(" (and {} more files are damaged)", n - 1),
-        };
-        return Err(Failure {
-            code: DAMAGED,
-            error: anyhow!("{}: {fault}{more}", job.names[*file as usize]),
-        });
+    if !faults.is_empty() {
+        return Err(failure(&job.names, faults));
     }
     Ok(if found { FOUND } else { 0 })
+}
+
+/// What is to be said of captures that cannot be read to their end.
+fn failure(names: &[String], mut faults: Vec<(u32, Fault)>) -> Failure {
+    faults.sort_by_key(|(file, _)| *file);
+    // One that was opened once for each of its places fails at each of them.
+    faults.dedup_by_key(|(file, _)| *file);
+    let is_unopened = faults.iter().any(|(_, fault)| fault.is_unopened());
+    let lines = faults
+        .iter()
+        .map(|(file, fault)| format!("{}: {fault}", names[*file as usize]));
+    let lines: Vec<String> = lines.collect();
+    Failure {
+        code: if is_unopened { NO_INPUT } else { DAMAGED },
+        error: anyhow!(lines.join("\n  ")),
+    }
 }
 
 impl ReplayArgs {
@@ -195,7 +214,19 @@ impl ReplayArgs {
         }
     }
 
-    fn open(&self, selection: &Selection) -> Result<Vec<CaptureFile>, Failure> {
+    fn names(&self) -> Vec<String> {
+        let name = |path: &PathBuf| match path.to_str() {
+            Some("-") => "standard input".to_owned(),
+            _ => path.display().to_string(),
+        };
+        self.files.iter().map(name).collect()
+    }
+
+    /// Opens what can be opened; with what is wrong with the others.
+    fn open(
+        &self,
+        selection: &Selection,
+    ) -> Result<(Vec<CaptureFile>, Vec<(u32, Fault)>), Failure> {
         let stdin = self.files.iter().filter(|f| f.as_os_str() == "-").count();
         if stdin > 1 || (stdin == 1 && self.export.is_some()) {
             let why = if stdin > 1 {
@@ -206,20 +237,16 @@ impl ReplayArgs {
             return Err(anyhow!(why).into());
         }
         let head = (HEADS / self.files.len() as u64).clamp(64 << 10, HEAD);
-        let files = (0..).zip(&self.files);
-        files
-            .map(|(index, path)| {
-                CaptureFile::open(path, index, head, selection).map_err(|fault| Failure {
-                    code: match &fault {
-                        Fault {
-                            offset: 0,
-                            reason: Reason::Io(_),
-                        } => NO_INPUT,
-                        _ => DAMAGED,
-                    },
-                    error: anyhow!("{}: {fault}", path.display()),
-                })
-            })
-            .collect()
+        let (mut files, mut faults) = (Vec::new(), Vec::new());
+        for (index, path) in (0..).zip(&self.files) {
+            match CaptureFile::open(path, index, head, selection) {
+                Ok(of_file) => files.extend(of_file),
+                Err(fault) => faults.push((index, fault)),
+            }
+        }
+        if files.is_empty() {
+            return Err(failure(&self.names(), faults));
+        }
+        Ok((files, faults))
     }
 }

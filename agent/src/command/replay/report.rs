@@ -17,7 +17,7 @@ pub(super) use {json::Json, text::Text};
 /// Where a replay reports to.
 pub(super) trait Report {
     /// A place begins: its files, and where it is.
-    fn begin(&mut self, now: Moment, files: &[&str], vantage: &Vantage) -> io::Result<()>;
+    fn begin(&mut self, now: Moment, files: &[String], vantage: &Vantage) -> io::Result<()>;
 
     /// Alerts and look-alikes that changed.
     fn changes(&mut self, now: Moment, changes: &[Change]) -> io::Result<()>;

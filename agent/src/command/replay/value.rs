@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    core::{threshold::Thresholds, value::duration},
-    source::capture::{file::EndFilter, vantage::address},
+    core::{observation::address, threshold::Thresholds, value::duration},
+    source::capture::file::EndFilter,
 };
 
 /// A moment of a capture.

@@ -78,21 +78,26 @@ impl History {
 
 /// The history of alerts that are over.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Past(BTreeMap<Key, History>);
+pub(super) struct Past {
+    all: BTreeMap<Key, History>,
+    /// When the next of them is to be forgotten, if that was worked out since the latest came.
+    next: Option<Moment>,
+}
 
 impl Past {
     /// The history of an alert that begins again.
     pub(super) fn take(&mut self, key: &Key) -> History {
-        self.0.remove(key).unwrap_or_default()
+        self.all.remove(key).unwrap_or_default()
     }
 
     /// An alert is over.
     pub(super) fn put(&mut self, key: Key, history: History) {
-        self.0.insert(key, history);
-        if self.0.len() > ALERTS {
-            let oldest = self.0.iter().min_by_key(|(_, h)| h.ended());
+        self.next = None;
+        self.all.insert(key, history);
+        if self.all.len() > ALERTS {
+            let oldest = self.all.iter().min_by_key(|(_, h)| h.ended());
             if let Some(key) = oldest.map(|(key, _)| *key) {
-                self.0.remove(&key);
+                self.all.remove(&key);
             }
         }
     }
@@ -106,17 +111,25 @@ impl Past {
 
     /// Forgets what ended longer ago than `remember` says.
     pub(super) fn forget(&mut self, now: Moment, remember: impl Fn(&PortSpaceKey) -> Duration) {
-        self.0.retain(|(_, space), history| {
-            history
-                .ended()
-                .is_some_and(|ended| now.since(ended) < remember(space))
+        if self.next.is_some_and(|next| now < next) {
+            return;
+        }
+        let mut next = Moment(i64::MAX.cast_unsigned());
+        self.all.retain(|(_, space), history| {
+            let Some(ended) = history.ended() else {
+                return false;
+            };
+            let remember = remember(space);
+            next = next.min(ended + remember);
+            now.since(ended) < remember
         });
+        self.next = Some(next);
     }
 
     /// All of them, latest first.
     pub(super) fn all(&self) -> Vec<(Verdict, PortSpaceKey, History)> {
         let mut all: Vec<_> = self
-            .0
+            .all
             .iter()
             .map(|((verdict, space), history)| (*verdict, *space, history.clone()))
             .collect();

@@ -1,8 +1,6 @@
 //! A port space as the rules see it: built once per look, and only for port spaces that are busy or
 //! in trouble.
 
-use std::collections::BTreeSet;
-
 use tuplewatch_common::{
     address::{PortSpaceKey, Role},
     memory::Former,
@@ -233,8 +231,10 @@ fn suspects(
         .samples()
         .filter(|r| r.sample.time_ns >= since)
         .filter(|r| r.former.is_closed() || matches!(r.former, Former::None | Former::Refused));
-    let opens: BTreeSet<(u16, u32)> = refused.map(|r| (r.sample.port, r.sample.isn)).collect();
-    let ports: BTreeSet<u16> = opens.iter().map(|(port, _)| *port).collect();
+    let mut opens: Vec<(u16, u32)> = refused.map(|r| (r.sample.port, r.sample.isn)).collect();
+    opens.sort_unstable();
+    opens.dedup();
+    let ports = opens.chunk_by(|a, b| a.0 == b.0).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    (n, count(ports.len()), count(opens.len()))
+    (n, count(ports), count(opens.len()))
 }

@@ -9,7 +9,7 @@ use tuplewatch_common::{
     handshake::Handshake,
     memory::Former,
     record::{Event, EventKind},
-    segment::{ACK, RST, SYN},
+    segment::{ACK, FIN, RST, SYN},
 };
 
 use super::{
@@ -349,6 +349,32 @@ impl Evidence {
         found.sort_unstable_by_key(|e| (e.frame.time_ns, e.frame.file, e.frame.number));
         found.truncate(KEPT);
         found
+    }
+}
+
+/// A connection, whichever way a segment of it goes.
+#[must_use]
+pub fn either(tuple: &FourTuple) -> FourTuple {
+    (*tuple).min(tuple.reversed())
+}
+
+/// What a packet without symptoms shows. `is_former`: it is of the former connection on the ports of one
+/// that has symptoms.
+#[must_use]
+pub const fn ordinary(flags: u8, is_former: bool) -> &'static str {
+    match (is_former, flags & (SYN | ACK | FIN | RST)) {
+        (false, f) if f & RST != 0 => "RST: this end ends the connection at once",
+        (true, f) if f & RST != 0 => {
+            "RST: this end ends the former connection, on whose ports a SYN comes later"
+        }
+        (false, f) if f & FIN != 0 => "FIN: this end closes the connection",
+        (true, f) if f & FIN != 0 => {
+            "FIN: this end closes the former connection, on whose ports a SYN comes later"
+        }
+        (false, SYN) => "SYN: opens a connection",
+        (true, SYN) => "SYN: opens the former connection, on whose ports another SYN comes later",
+        (_, f) if f & SYN != 0 => "SYN-ACK: the responder accepts",
+        _ => "ACK",
     }
 }
 

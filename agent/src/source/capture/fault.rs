@@ -1,15 +1,34 @@
 //! What is wrong with a capture, and where.
 
-use std::io;
+use std::{fmt, io};
 
 /// A capture that cannot be read on.
 #[derive(Debug, thiserror::Error)]
-#[error("at byte {offset}: {reason}")]
 pub struct Fault {
     /// Offset in the file; in a compressed one, in what it unpacks to.
     pub offset: u64,
     /// What is wrong there.
     pub reason: Reason,
+}
+
+impl Fault {
+    /// The file cannot be opened, or not be read at all: that says nothing of what is in it.
+    #[must_use]
+    pub fn is_unopened(&self) -> bool {
+        let Reason::Io(error) = &self.reason else {
+            return false;
+        };
+        self.offset == 0 && error.raw_os_error().is_some()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_unopened() || matches!(self.reason, Reason::Empty) {
+            return self.reason.fmt(f);
+        }
+        write!(f, "at byte {}: {}", self.offset, self.reason)
+    }
 }
 
 /// What is wrong.
@@ -20,6 +39,9 @@ pub enum Reason {
         "this is no capture file: it begins with {0:02x?}, neither pcap nor pcapng (nor one of them packed with gzip or zstd)"
     )]
     NoCapture([u8; 4]),
+    /// There is nothing in it.
+    #[error("the file is empty")]
+    Empty,
     /// It ends too early.
     #[error("the file ends within {0}; everything before it was read")]
     Cut(&'static str),

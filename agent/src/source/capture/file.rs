@@ -20,12 +20,14 @@ use tuplewatch_common::{
 };
 
 use super::{
+    copies::Sighting,
     fault::Fault,
     input::Input,
     link::Found,
+    look::{self, Look, Place},
     reader::{Packet, Reader},
     tables::Frame,
-    vantage::{self, Vantage, Votes},
+    vantage::Vantage,
 };
 
 /// Which packets count, and from where they are seen.
@@ -78,6 +80,8 @@ pub struct Observed {
     pub page: Option<&'static Balancer>,
     /// The interface.
     pub interface: u32,
+    /// What tells copies of it from repetitions.
+    pub sighting: Sighting,
 }
 
 /// How far [`CaptureFile::next`] has come.
@@ -94,8 +98,10 @@ pub enum Next {
 /// What was counted on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets.
+    /// Packets in the time that was asked for.
     pub packets: u64,
+    /// Packets before and after it.
+    pub outside: u64,
     /// TCP segments among them that were selected.
     pub segments: u64,
     /// Packets whose headers could not be read, most often because the snap length cut them.
@@ -122,6 +128,8 @@ pub struct CaptureFile {
     pub counts: Counts,
     /// Where it was taken.
     pub vantage: Vantage,
+    /// The places of its interfaces, of which there is one where it is judged for one only.
+    pub places: Vec<Place>,
     /// Time of the first packet, if there is one.
     pub starts_ns: Option<u64>,
     /// Length of the file in bytes, where it has one.
@@ -151,19 +159,38 @@ const TELL_NS: u64 = 1_000_000_000;
 
 impl CaptureFile {
     /// Opens a file; `-` is standard input. `index` numbers the files given; the vantage is looked for
-    /// in the first `head` bytes ([`HEAD`] for one file).
+    /// in the first `head` bytes ([`HEAD`] for one file). A file with interfaces of several places is
+    /// opened once for each.
     ///
     /// # Errors
     /// [`Fault`] says why it cannot be read.
-    pub fn open(path: &Path, index: u32, head: u64, selection: &Selection) -> Result<Self, Fault> {
-        let input = Input::open(path).map_err(|error| Fault {
-            offset: 0,
-            reason: error.into(),
-        })?;
-        Self::of(input, index, head, selection)
+    pub fn open(
+        path: &Path,
+        index: u32,
+        head: u64,
+        selection: &Selection,
+    ) -> Result<Vec<Self>, Fault> {
+        let again = || {
+            let input = Input::open(path).map_err(|error| Fault {
+                offset: 0,
+                reason: error.into(),
+            })?;
+            Self::of(input, index, head, selection)
+        };
+        let first = again()?;
+        if first.places.len() == 1 || first.length.is_none() {
+            return Ok(vec![first]);
+        }
+        let places = first.places.clone();
+        let apart = places.into_iter().map(|place| {
+            let mut file = again()?;
+            file.judge_only(place);
+            Ok(file)
+        });
+        apart.collect()
     }
 
-    /// The same of an opened one.
+    /// The same of an opened one, all of whose interfaces are judged together.
     ///
     /// # Errors
     /// [`Fault`] says why it cannot be read.
@@ -171,14 +198,7 @@ impl CaptureFile {
         let (length, mut rest) = (head, input.bytes);
         let mut head = Vec::new();
         let error = rest.by_ref().take(length).read_to_end(&mut head).err();
-        let (mut vantage, starts_ns) = look(&head, selection);
-        if !selection.local.is_empty() {
-            vantage = vantage::named(&selection.local);
-        }
-        if let Some(role) = selection.role {
-            vantage.set = Some(role);
-            "as --vantage says".clone_into(&mut vantage.why);
-        }
+        let Look { places, starts_ns } = Look::at(&head, selection);
         let rest = Rest { input: rest, error };
         Ok(Self {
             reader: Reader::open(Cursor::new(head).chain(rest))?,
@@ -187,17 +207,38 @@ impl CaptureFile {
             last_interface: ((0, 0), 1),
             told_ns: 0,
             counts: Counts::default(),
-            vantage,
+            vantage: look::together(&places),
+            places,
             starts_ns,
             length: input.length,
             read: input.read,
         })
     }
 
+    /// Leaves out what other interfaces than those of one place saw.
+    pub fn judge_only(&mut self, place: Place) {
+        self.vantage = place.vantage.clone();
+        self.places = vec![place];
+    }
+
+    /// Its number among the files given.
+    #[must_use]
+    pub const fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Bytes of the file that were read.
     #[must_use]
     pub fn read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
+    }
+
+    /// The moment that the clock goes on to when everything is read: where the file tells when the capture
+    /// ended, that may be after its last packet.
+    #[must_use]
+    pub fn end_ns(&self) -> u64 {
+        let told = self.reader.end_ns().unwrap_or(0);
+        self.counts.last_ns.max(told)
     }
 
     /// Link types of interfaces that cannot be read, and how many packets they had.
@@ -216,28 +257,39 @@ impl CaptureFile {
             let Some(packet) = self.reader.next()? else {
                 return Ok(Next::End);
             };
-            let time_ns = packet.time_ns;
-            self.counts.packets += 1;
-            self.counts.first_ns.get_or_insert(time_ns);
-            self.counts.last_ns = self.counts.last_ns.max(time_ns);
-            if selection.since_ns.is_some_and(|since| time_ns < since)
-                || selection.until_ns.is_some_and(|until| time_ns > until)
+            if let [place] = &*self.places
+                && !place.interfaces.has(packet.interface)
             {
                 continue;
             }
+            let time_ns = packet.time_ns;
+            if selection.since_ns.is_some_and(|since| time_ns < since)
+                || selection.until_ns.is_some_and(|until| time_ns > until)
+            {
+                self.counts.outside += 1;
+                continue;
+            }
+            self.counts.packets += 1;
+            self.counts.first_ns.get_or_insert(time_ns);
+            self.counts.last_ns = self.counts.last_ns.max(time_ns);
             let bytes = Captured {
                 data: packet.data,
                 wire_len: packet.wire_len as usize,
             };
             match packet.link.find(&bytes) {
                 Ok(found) => {
-                    self.counts.segments += 1;
                     let at = &found.located;
                     let segment = &mut observed.segment;
+                    if !selection.ends.is_empty()
+                        && (read_into(&bytes, at, segment).is_err()
+                            || !selection.takes(&segment.tuple))
+                    {
+                        continue;
+                    }
+                    self.counts.segments += 1;
                     observed.message = message(packet.data, at);
                     if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
                         && read_into(&bytes, at, segment).is_ok()
-                        && selection.takes(&segment.tuple)
                     {
                         let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);
@@ -245,6 +297,7 @@ impl CaptureFile {
                         let asks = matches!(observed.message, Some(Message::Request { .. }));
                         observed.role =
                             (opens || asks).then(|| self.vantage.role(segment, direction));
+                        observed.sighting = Sighting::of(&bytes, packet.link, at, direction);
                         observed.page = page(packet.data, at, observed.message);
                         observed.frame = Frame {
                             file: self.index,
@@ -289,7 +342,7 @@ const INTERFACES: usize = 4096;
 
 impl Selection {
     #[inline]
-    fn takes(&self, tuple: &FourTuple) -> bool {
+    pub(super) fn takes(&self, tuple: &FourTuple) -> bool {
         self.ends.is_empty() || self.ends.iter().any(|end| end.is_of(tuple))
     }
 }
@@ -316,26 +369,6 @@ fn page(packet: &[u8], at: &Located, message: Option<Message>) -> Option<&'stati
         Message::Response { status } if http::is_failure(status) => http::page(payload(packet, at)),
         _ => None,
     }
-}
-
-/// Looks for the vantage and the first packet's time in the first bytes of a capture.
-fn look(head: &[u8], selection: &Selection) -> (Vantage, Option<u64>) {
-    let mut votes = Votes::default();
-    let mut starts_ns = None;
-    let Ok(mut reader) = Reader::open(head) else {
-        return (Vantage::default(), None);
-    };
-    // The end of the head is no fault of the file.
-    while let Ok(Some(packet)) = reader.next() {
-        starts_ns.get_or_insert(packet.time_ns);
-        if let Some((segment, found, ttl)) = segment(&packet)
-            && selection.takes(&segment.tuple)
-        {
-            let direction = packet.direction.or(found.direction);
-            votes.take(&segment, ttl, direction, packet.time_ns);
-        }
-    }
-    (votes.vantage(), starts_ns)
 }
 
 /// The segment of a packet, where its headers are, and the TTL.

@@ -1,6 +1,7 @@
 //! Opens a capture: a file or standard input, packed with gzip or zstd or not.
 
 use std::{
+    error::Error,
     fs::File,
     io::{self, BufRead as _, BufReader, Cursor, Read},
     path::Path,
@@ -44,7 +45,7 @@ impl Input {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
+            return Err(rustix::io::Errno::ISDIR.into());
         }
         let length = metadata.is_file().then_some(metadata.len());
         Self::new(file, length)
@@ -134,7 +135,7 @@ impl<R: Read> Zstd<R> {
                     let length = u64::from(length);
                     let mut frame = self.source.by_ref().take(length);
                     if io::copy(&mut frame, &mut io::sink())? < length {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
+                        return Err(cut());
                     }
                 }
                 Err(error) => return Err(invalid(error)),
@@ -144,8 +145,22 @@ impl<R: Read> Zstd<R> {
     }
 }
 
+fn cut() -> io::Error {
+    let text = "the zstd stream ends too early";
+    io::Error::new(io::ErrorKind::UnexpectedEof, text)
+}
+
 fn invalid(error: FrameDecoderError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
+    let mut cause: Option<&dyn Error> = Some(&error);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|e| e.kind() == io::ErrorKind::UnexpectedEof) {
+            return cut();
+        }
+        cause = error.source();
+    }
+    let text = format!("the zstd stream is damaged: {error}");
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 impl<R: Read> Read for Zstd<R> {

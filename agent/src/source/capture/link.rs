@@ -63,6 +63,19 @@ impl Link {
         })
     }
 
+    /// The link-layer address of who sent the frame, as a number; 0 where there is none.
+    #[inline]
+    #[must_use]
+    pub fn sender(self, frame: &[u8]) -> u64 {
+        let at = match self {
+            Self::Ethernet | Self::Cooked => 6,
+            Self::Cooked2 => 12,
+            Self::Null | Self::Loop | Self::Raw => return 0,
+        };
+        let bytes = frame.get(at..at + 6).unwrap_or_default();
+        bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte))
+    }
+
     /// Finds the TCP header of a frame.
     ///
     /// # Errors

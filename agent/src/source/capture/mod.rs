@@ -3,11 +3,14 @@
 //!
 //! The path of a packet: [`mod@input`] → [`mod@reader`] → [`mod@link`] → [`mod@file`] → [`mod@observer`] → the core.
 
+mod clock;
+pub mod copies;
 pub mod evidence;
 pub mod fault;
 pub mod file;
 pub mod input;
 pub mod link;
+pub mod look;
 pub mod observer;
 mod pcap;
 mod pcapng;

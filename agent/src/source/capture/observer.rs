@@ -7,9 +7,11 @@ use tuplewatch_common::{
     address::Role,
     observe::{Seen, Spoken, Tables as _, Work, is_plain_data, observe, observe_http},
     record::Event,
+    segment::{RST, SYN},
 };
 
 use super::{
+    copies::Copies,
     evidence::Evidence,
     file::Observed,
     tables::{InMemory, Limits},
@@ -46,6 +48,9 @@ pub struct Observer {
     pub evidence: Evidence,
     /// Segments that came too late to be put into order: they count as of the moment they came.
     pub late: u64,
+    /// Segments that were left out because they are copies.
+    pub copies: u64,
+    seen: Copies,
 }
 
 impl Observer {
@@ -61,6 +66,8 @@ impl Observer {
             next_look_ns: None,
             evidence: Evidence::default(),
             late: 0,
+            copies: 0,
+            seen: Copies::default(),
         }
     }
 
@@ -151,11 +158,16 @@ impl Observer {
         let time_ns = observed.frame.time_ns;
         self.late += u64::from(time_ns < self.clock_ns);
         self.tick(time_ns, look)?;
+        if self.is_copy(observed) {
+            self.copies += 1;
+            return Ok(());
+        }
         self.tables.current = observed.frame;
         self.work.segment = observed.segment;
         let seen = Seen {
             now_ns: self.clock_ns,
-            ifindex: observed.interface,
+            // Copies are gone, so that all interfaces of a place are one.
+            ifindex: 1,
             syn_role: observed.role.unwrap_or(Role::Unknown),
             seen_before: false,
         };
@@ -168,6 +180,29 @@ impl Observer {
         observe(&mut self.tables, &mut self.work, &seen);
         self.evidence.take(observed, &self.tables);
         Ok(())
+    }
+
+    /// Whether it was seen before at another interface or another place. Only what may change a table is
+    /// asked for.
+    #[inline]
+    fn is_copy(&mut self, observed: &Observed) -> bool {
+        let segment = &observed.segment;
+        let matters = segment.flags & (SYN | RST) != 0
+            || segment.payload_len > 0
+            || self
+                .tables
+                .opening(segment.tuple.hash())
+                .is_some_and(|n| *n != 0);
+        matters && {
+            let Observed {
+                sighting,
+                interface,
+                frame,
+                ..
+            } = *observed;
+            let seen = self.seen.take(segment, sighting, interface, frame.time_ns);
+            seen.is_some()
+        }
     }
 
     /// A segment that begins an HTTP/1 message.

@@ -5,6 +5,7 @@
 use std::{io, io::Read};
 
 use super::{
+    clock::Clock,
     fault::{Fault, Reason},
     link::{Direction, Link},
     reader::{MAX_PACKET, Packet},
@@ -19,6 +20,8 @@ const INTERFACE: u32 = 1;
 /// The packet block that the enhanced one has replaced.
 const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
+/// What an interface counted, and when the capture on it ended.
+const STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 
 /// Type, length, and the length again at the end.
@@ -27,6 +30,8 @@ const FRAME: u32 = 12;
 const MAX_BLOCK: u32 = MAX_PACKET + (1 << 20);
 /// Interfaces of one section.
 const MAX_INTERFACES: usize = 65_536;
+/// Bytes of an interface's name that are kept.
+const MAX_NAME: usize = 64;
 /// Link types that are remembered to be named.
 const MAX_REFUSED: usize = 8;
 
@@ -42,67 +47,22 @@ pub(super) struct PcapNg {
     unreadable: u64,
     /// For packets without a time of their own.
     last_ns: u64,
+    /// The latest end of the capture on an interface, where the file tells.
+    end_ns: Option<u64>,
 }
 
-#[derive(Clone, Copy)]
 struct Interface {
     link: Option<Link>,
     link_number: u32,
     snap_len: u32,
     clock: Clock,
+    name: Option<String>,
 }
 
-/// From the ticks of an interface to nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Clock {
-    unit: Unit,
-    offset_ns: i64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
-    /// A tick is so many nanoseconds.
-    Longer(u64),
-    /// So many ticks are a nanosecond.
-    Shorter(u64),
-    /// A tick is this negative power of two of a second.
-    Binary(u32),
-}
-
-impl Clock {
-    /// Microseconds, which an interface without the option has.
-    const DEFAULT: Self = Self {
-        unit: Unit::Longer(1000),
-        offset_ns: 0,
-    };
-
-    /// Reads the option `if_tsresol`.
-    fn unit(resolution: u8) -> Unit {
-        let exponent = u32::from(resolution & 0x7f);
-        if resolution & 0x80 != 0 {
-            Unit::Binary(exponent)
-        } else if exponent <= 9 {
-            Unit::Longer(10u64.pow(9 - exponent))
-        } else {
-            Unit::Shorter(10u64.checked_pow(exponent - 9).unwrap_or(u64::MAX))
-        }
-    }
-
-    const fn ns(self, ticks: u64) -> u64 {
-        let ns = match self.unit {
-            Unit::Longer(ns) => ticks.saturating_mul(ns),
-            Unit::Shorter(ticks_per_ns) => ticks / ticks_per_ns,
-            Unit::Binary(exponent) => {
-                let ns = (ticks as u128 * 1_000_000_000) >> exponent;
-                if ns > u64::MAX as u128 {
-                    u64::MAX
-                } else {
-                    ns as u64
-                }
-            }
-        };
-        ns.saturating_add_signed(self.offset_ns)
-    }
+/// A time is written as two words.
+#[inline]
+fn ticks(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
 }
 
 /// The fields of a packet block.
@@ -129,6 +89,17 @@ impl PcapNg {
     /// Their link types.
     pub(super) fn refused_links(&self) -> &[u32] {
         &self.refused
+    }
+
+    /// The name of an interface, counted through all sections, if it is of this one.
+    pub(super) fn interface_name(&self, interface: u32) -> Option<String> {
+        let at = interface.checked_sub(self.before)?;
+        self.interfaces.get(at as usize)?.name.clone()
+    }
+
+    /// When the capture ended, if the file has told by now.
+    pub(super) const fn end_ns(&self) -> Option<u64> {
+        self.end_ns
     }
 
     fn u16(&self, block: &[u8], at: usize) -> Option<u16> {
@@ -180,7 +151,7 @@ impl PcapNg {
             }
             if !matches!(
                 kind,
-                SECTION | INTERFACE | OLD_PACKET | SIMPLE_PACKET | ENHANCED_PACKET
+                SECTION | INTERFACE | OLD_PACKET | SIMPLE_PACKET | STATISTICS | ENHANCED_PACKET
             ) {
                 if !window.skip(length as usize).map_err(io)? {
                     return Err(fault(Reason::Cut("a block")));
@@ -204,6 +175,7 @@ impl PcapNg {
             match kind {
                 SECTION => {}
                 INTERFACE => self.describe_interface(body).map_err(fault)?,
+                STATISTICS => self.end_ns = self.end_ns.max(self.end_of_interface(body)),
                 _ => {
                     let fields = self.fields(kind, body).map_err(fault)?;
                     let Some(interface) = self.interfaces.get(fields.interface as usize) else {
@@ -265,7 +237,13 @@ impl PcapNg {
             self.refused.push(link_number);
         }
         let mut clock = Clock::DEFAULT;
+        let mut name = None;
         self.options(body, 16, |code, value| match (code, value) {
+            // if_name
+            (2, value) => {
+                let text = String::from_utf8_lossy(&value[..value.len().min(MAX_NAME)]);
+                name = Some(text.trim_end_matches('\0').to_owned());
+            }
             // if_tsresol
             (9, [resolution, ..]) => clock.unit = Clock::unit(*resolution),
             // if_tsoffset, in seconds
@@ -285,8 +263,23 @@ impl PcapNg {
             link_number,
             snap_len,
             clock,
+            name,
         });
         Ok(())
+    }
+
+    /// The option `isb_endtime` of an interface statistics block.
+    fn end_of_interface(&self, body: &[u8]) -> Option<u64> {
+        let interface = self.interfaces.get(self.u32(body, 8)? as usize)?;
+        let mut end_ns = None;
+        self.options(body, 20, |code, value| {
+            if code == 3
+                && let (Some(high), Some(low)) = (self.u32(value, 0), self.u32(value, 4))
+            {
+                end_ns = Some(interface.clock.ns(ticks(high, low)));
+            }
+        });
+        end_ns
     }
 
     /// Calls `f` with code and value of each option from `at` on.
@@ -307,7 +300,6 @@ impl PcapNg {
     fn fields(&self, kind: u32, body: &[u8]) -> Result<Fields, Reason> {
         let short = || Reason::Length("the packet block", body.len() as u32 + 4);
         let field = |at| self.u32(body, at).ok_or_else(short);
-        let ticks = |high, low| u64::from(high) << 32 | u64::from(low);
         let fields = match kind {
             SIMPLE_PACKET => {
                 let wire_len = field(8)?;
@@ -359,29 +351,5 @@ impl PcapNg {
             }
         });
         direction
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clocks_of_every_resolution() {
-        let clock = |resolution, offset_ns| Clock {
-            unit: Clock::unit(resolution),
-            offset_ns,
-        };
-        assert_eq!(Clock::DEFAULT.unit, Clock::unit(6));
-        assert_eq!(clock(0, 0).ns(3), 3_000_000_000);
-        assert_eq!(clock(9, 5).ns(3), 8);
-        assert_eq!(clock(12, 0).ns(3_999), 3);
-        assert_eq!(clock(0x80 | 10, 0).ns(1024 + 512), 1_500_000_000);
-        assert_eq!(clock(6, -3_000_000_000).ns(5_000_000), 2_000_000_000);
-        assert_eq!(clock(6, i64::MIN).ns(5), 0, "never before the epoch");
-        assert_eq!(clock(0, 0).ns(u64::MAX), u64::MAX);
-        assert_eq!(clock(0x80, 0).ns(u64::MAX), u64::MAX);
-        assert_eq!(clock(127, 0).ns(u64::MAX), 1);
-        assert_eq!(clock(255, 0).ns(u64::MAX), 0);
     }
 }

@@ -53,7 +53,7 @@ impl<R: Read> Reader<R> {
         let mut window = Window::new(input);
         let fault = |reason| Fault { offset: 0, reason };
         if window.is_empty().map_err(|e| fault(e.into()))? {
-            return Err(fault(Reason::Cut("its first byte: it is empty")));
+            return Err(fault(Reason::Empty));
         }
         if !window.has(4).map_err(|e| fault(e.into()))? {
             return Err(fault(Reason::Cut("the file header")));
@@ -106,6 +106,24 @@ impl<R: Read> Reader<R> {
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.window.offset()
+    }
+
+    /// The name of an interface of the latest section, where the file tells it.
+    #[must_use]
+    pub fn interface_name(&self, interface: u32) -> Option<String> {
+        match &self.format {
+            Format::Pcap(_) => None,
+            Format::PcapNg(pcapng) => pcapng.interface_name(interface),
+        }
+    }
+
+    /// When the capture ended, where the file has told by now: the option `isb_endtime` of pcapng.
+    #[must_use]
+    pub const fn end_ns(&self) -> Option<u64> {
+        match &self.format {
+            Format::Pcap(_) => None,
+            Format::PcapNg(pcapng) => pcapng.end_ns(),
+        }
     }
 
     /// Link types of interfaces whose packets were left out, and how many of these there were.

@@ -18,7 +18,7 @@ use tuplewatch_common::{
 };
 
 use super::link::Direction;
-use crate::core::observation::ip;
+use crate::core::observation::{address, ip};
 
 /// Where a capture was taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -299,15 +299,6 @@ pub fn named(addresses: &[IpAddr]) -> Vantage {
         local: addresses.iter().map(|a| address(*a)).collect(),
         set: None,
         why: "as --local says".to_owned(),
-    }
-}
-
-/// An address as the tables have it.
-#[must_use]
-pub fn address(ip: IpAddr) -> Address {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
     }
 }
 

@@ -9,13 +9,15 @@ use super::link::Direction;
 
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
+const STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
-/// Options `opt_comment`, `if_name`, `epb_flags`, `if_tsresol`, `shb_userappl`.
+/// Options `opt_comment`, `if_name`, `epb_flags`, `if_tsresol`, `shb_userappl`, `isb_endtime`.
 const COMMENT: u16 = 1;
 const IF_NAME: u16 = 2;
 const FLAGS: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const USER_APPLICATION: u16 = 4;
+const ISB_ENDTIME: u16 = 3;
 
 /// A packet to be written.
 #[derive(Clone, Copy, Debug)]
@@ -111,9 +113,22 @@ impl<W: Write> Writer<W> {
         block(&mut self.out, ENHANCED_PACKET, &body)
     }
 
-    /// The output.
-    pub fn into_inner(self) -> W {
-        self.out
+    /// Tells when the capture ended, and gives the output back.
+    ///
+    /// # Errors
+    /// The output cannot be written to.
+    pub fn end(mut self, end_ns: u64) -> io::Result<W> {
+        let words = [(end_ns >> 32) as u32, end_ns as u32];
+        let time: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        for interface in 0..self.interfaces.len() as u32 {
+            let mut body = Vec::new();
+            body.extend(interface.to_le_bytes());
+            body.extend(&time);
+            option(&mut body, ISB_ENDTIME, &time);
+            option(&mut body, 0, &[]);
+            block(&mut self.out, STATISTICS, &body)?;
+        }
+        Ok(self.out)
     }
 }
 

@@ -10,7 +10,10 @@ use aya::{
     Ebpf,
     maps::{MapData, PerCpuArray},
 };
-use tuplewatch_common::recorder::Recorded;
+use tuplewatch_common::{
+    address::FourTuple,
+    recorder::{Recorded, WATCHED, places},
+};
 
 use super::{load::map_mut, shared::Shared};
 
@@ -63,7 +66,16 @@ impl Size {
 pub struct Ring {
     places: Shared<Recorded>,
     next: PerCpuArray<MapData, u64>,
+    watched: Shared<u64>,
 }
+
+/// Connections of which all segments are recorded, at most: as many as nearly always find a place.
+const MOST_WATCHED: usize = WATCHED as usize / 4;
+/// Segments of them that are recorded between two looks: what comes beyond would push out the rest of the
+/// ring.
+const SEGMENTS: u64 = 2048;
+/// … and not more than this part of the ring.
+const PART: u64 = 16;
 
 /// Opens the ring if it `is_on`.
 pub(super) fn open(ebpf: &mut Ebpf, is_on: bool) -> anyhow::Result<Option<Ring>> {
@@ -77,6 +89,7 @@ pub(super) fn open(ebpf: &mut Ebpf, is_on: bool) -> anyhow::Result<Option<Ring>>
     Ok(Some(Ring {
         places,
         next: next.try_into()?,
+        watched: Shared::open(map_mut(ebpf, "RECORDER_WATCHED")?)?,
     }))
 }
 
@@ -93,6 +106,27 @@ impl Ring {
         self.next
             .get(&0, 0)
             .map_or(0, |each| each.iter().sum::<u64>())
+    }
+
+    /// Records every segment of these connections until the next call, those named first if they are too
+    /// many.
+    pub fn watch(&self, connections: &[FourTuple]) {
+        let mut table = [0; WATCHED as usize + 1];
+        for connection in connections.iter().take(MOST_WATCHED) {
+            let hash = connection.hash();
+            let free = places(hash).into_iter().find(|p| table[*p as usize] == 0);
+            if let Some(place) = free {
+                table[place as usize] = hash;
+            }
+        }
+        if !connections.is_empty() {
+            table[0] = SEGMENTS.min(u64::from(self.capacity()) / PART).max(1);
+        }
+        for (index, value) in (0..).zip(table) {
+            if self.watched.get(index) != value {
+                self.watched.set(index, value);
+            }
+        }
     }
 
     /// Shows every packet in it, in no order. What is overwritten meanwhile is left out.

@@ -66,6 +66,7 @@ enum Line<'a> {
     },
     Replay {
         files: Vec<&'a str>,
+        interfaces: &'a [String],
         vantage: &'static str,
         local: Vec<String>,
         why: &'a str,
@@ -75,6 +76,7 @@ enum Line<'a> {
         unreadable: u64,
         fragments: u64,
         late: u64,
+        copies: u64,
         left_out: u64,
         findings: Vec<&'static str>,
         look_alikes: Vec<&'static str>,
@@ -125,9 +127,9 @@ impl<W: Write> Json<W> {
 }
 
 impl<W: Write> Report for Json<W> {
-    fn begin(&mut self, now: Moment, files: &[&str], _: &Vantage) -> io::Result<()> {
+    fn begin(&mut self, now: Moment, files: &[String], _: &Vantage) -> io::Result<()> {
         let ready = Ready {
-            interfaces: files.iter().map(|f| (*f).to_owned()).collect(),
+            interfaces: files.to_vec(),
             memory_bytes: InMemory::fixed_bytes(&Limits::default()),
             version: env!("CARGO_PKG_VERSION"),
             ..Ready::default()
@@ -155,6 +157,7 @@ impl<W: Write> Report for Json<W> {
         };
         let line = Line::Replay {
             files: outcome.files.iter().map(|i| name(*i)).collect(),
+            interfaces: &outcome.interfaces,
             vantage: place(&outcome.vantage),
             local: outcome
                 .vantage
@@ -172,6 +175,7 @@ impl<W: Write> Report for Json<W> {
             unreadable: outcome.counts.unreadable,
             fragments: outcome.counts.fragments,
             late: outcome.late,
+            copies: outcome.copies,
             left_out: outcome.left_out.iter().map(|(_, _, n)| n).sum(),
             findings: verdicts(true),
             look_alikes: verdicts(false),

@@ -63,7 +63,7 @@ impl Text {
 }
 
 impl Report for Text {
-    fn begin(&mut self, _: Moment, files: &[&str], vantage: &Vantage) -> io::Result<()> {
+    fn begin(&mut self, _: Moment, files: &[String], vantage: &Vantage) -> io::Result<()> {
         self.alerts = Terminal::new(self.screen.clone(), self.clock.clone());
         let mut local: Vec<_> = vantage
             .local
@@ -162,7 +162,10 @@ impl Text {
     fn counts(&self, outcome: &Outcome) -> String {
         let counts = &outcome.counts;
         let Some(first) = counts.first_ns else {
-            return "No packet.\n".to_owned();
+            return match counts.outside {
+                0 => "There is no packet in it.\n".to_owned(),
+                n => format!("None of its {n} packets lies between --since and --until.\n"),
+            };
         };
         let took = counts.last_ns.saturating_sub(first) as f64 / 1e9;
         let mut text = format!(
@@ -183,6 +186,19 @@ impl Text {
             }
         }
         text.push_str(".\n");
+        if counts.unreadable > counts.segments {
+            text.push_str(
+                "Most packets are cut before the end of the TCP header, so that next to nothing can be said: \
+                 `tcpdump -s 96` keeps enough.\n",
+            );
+        }
+        if outcome.copies > 0 {
+            let _ = writeln!(
+                text,
+                "{} segments were recorded at several places on their way; they count once.",
+                outcome.copies
+            );
+        }
         if outcome.late > 0 {
             let _ = writeln!(
                 text,

@@ -1,0 +1,87 @@
+//! Capture time drives the clock.
+
+use std::io::Cursor;
+
+use super::{
+    super::{
+        file::{CaptureFile, HEAD, Next, Observed, Selection},
+        input::Input,
+        observer::Observer,
+        tables::Limits,
+    },
+    Order, Said,
+};
+use crate::core::observation::Snapshot;
+
+/// Replays bytes as far as the core; gives the times of the looks, and how many segments came late.
+fn looks(bytes: Vec<u8>) -> (Vec<u64>, u64) {
+    let selection = Selection::default();
+    let input = Input::new(Cursor::new(bytes), None).unwrap();
+    let mut file = CaptureFile::of(input, 0, HEAD, &selection).unwrap();
+    let mut observer = Observer::new(Limits {
+        memory_sets: 1 << 10,
+        ..Limits::default()
+    });
+    let mut observed = Observed::default();
+    let mut looks = Vec::new();
+    let mut look = |_: &[_], snapshot: &Snapshot| -> Result<(), ()> {
+        looks.push(snapshot.now.0);
+        Ok(())
+    };
+    loop {
+        match file.next(&selection, &mut observed).unwrap() {
+            Next::Segment => observer.take(&observed, &mut look).unwrap(),
+            Next::Time(ns) => observer.pass(ns, &mut look).unwrap(),
+            Next::End => break,
+        }
+    }
+    observer.finish(file.counts.last_ns, &mut look).unwrap();
+    (looks, observer.late)
+}
+
+/// An Ethernet frame with a SYN.
+fn syn(time_ns: u64) -> Said {
+    let mut data = vec![0; 12];
+    data.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+    data.extend([10, 0, 0, 1, 10, 0, 0, 2]);
+    data.extend([
+        4, 0, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0, 0, 0, 0, 0, 0,
+    ]);
+    Said {
+        time_ns,
+        wire_len: 54,
+        data,
+        interface: 0,
+    }
+}
+
+const S: u64 = 1_000_000_000;
+
+#[test]
+fn capture_time_drives_the_clock() {
+    let order = Order { big: false };
+    let pcap = |times: &[u64]| {
+        let packets: Vec<_> = times.iter().map(|t| syn(*t)).collect();
+        order.pcap(0xa1b2_3c4d, &packets)
+    };
+    let (at, late) = looks(pcap(&[100 * S, 103 * S + 1]));
+    // At the beginning, each second, and at the end.
+    assert_eq!(at, [100 * S, 101 * S, 102 * S, 103 * S, 103 * S + 1]);
+    assert_eq!(late, 0);
+}
+
+#[test]
+fn a_leap_in_time_is_no_endless_loop() {
+    let order = Order { big: false };
+    let far = u64::from(u32::MAX) * S;
+    let (at, late) = looks(order.pcap(0xa1b2_3c4d, &[syn(S), syn(far), syn(2 * S)]));
+    assert!(at.len() < 2000, "{}", at.len());
+    assert_eq!(*at.last().unwrap(), far);
+    assert!(at.is_sorted());
+    assert_eq!(late, 0, "one time that is wrong waits until the end");
+    let (_, late) = looks(order.pcap(
+        0xa1b2_3c4d,
+        &[syn(5 * S), syn(6 * S), syn(7 * S), syn(5 * S)],
+    ));
+    assert_eq!(late, 1, "what comes too late counts as of now");
+}
