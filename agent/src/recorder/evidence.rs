@@ -18,6 +18,7 @@ use crate::{
         evidence::{About, Exhibit, Shows},
         file::Observed,
         observer::Observer,
+        sent::Hint,
         tables::{Frame, Limits},
     },
 };
@@ -166,6 +167,9 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             message: None,
             page: None,
             interface: packet.recorded.ifindex,
+            // Data is not recorded: nobody knows what was sent before.
+            hint: Hint::None,
+            window: u16::MAX,
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }

@@ -24,6 +24,7 @@ use super::{
     input::Input,
     link::Found,
     reader::{Packet, Reader},
+    sent::{Hint, Sent},
     tables::Frame,
     vantage::{self, Vantage, Votes},
 };
@@ -78,6 +79,10 @@ pub struct Observed {
     pub page: Option<&'static Balancer>,
     /// The interface.
     pub interface: u32,
+    /// Whether it says that its connection may make no progress.
+    pub hint: Hint,
+    /// The window field.
+    pub window: u16,
 }
 
 /// How far [`CaptureFile::next`] has come.
@@ -118,6 +123,7 @@ pub struct CaptureFile {
     interfaces: HashMap<(u32, u32), u32>,
     last_interface: ((u32, u32), u32),
     told_ns: u64,
+    sent: Sent,
     /// What was counted so far.
     pub counts: Counts,
     /// Where it was taken.
@@ -186,6 +192,7 @@ impl CaptureFile {
             interfaces: HashMap::new(),
             last_interface: ((0, 0), 1),
             told_ns: 0,
+            sent: Sent::default(),
             counts: Counts::default(),
             vantage,
             starts_ns,
@@ -235,10 +242,19 @@ impl CaptureFile {
                     let at = &found.located;
                     let segment = &mut observed.segment;
                     observed.message = message(packet.data, at);
-                    if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
-                        && read_into(&bytes, at, segment).is_ok()
-                        && selection.takes(&segment.tuple)
-                    {
+                    let is_read = read_into(&bytes, at, segment).is_ok();
+                    if is_read && selection.takes(&segment.tuple) {
+                        let window = bytes.u16(at.tcp_offset + 14);
+                        // One that is cut off says nothing.
+                        observed.window = window.unwrap_or(u16::MAX);
+                        observed.hint = self.sent.look(segment, observed.window, time_ns);
+                    } else {
+                        observed.hint = Hint::None;
+                    }
+                    let matters = observed.message.is_some()
+                        || observed.hint != Hint::None
+                        || !is_plain_data(at.flags, at.payload_len);
+                    if matters && is_read && selection.takes(&segment.tuple) {
                         let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);
                         let opens = segment.flags & (SYN | ACK) == SYN;

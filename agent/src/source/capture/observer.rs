@@ -12,6 +12,7 @@ use tuplewatch_common::{
 use super::{
     evidence::Evidence,
     file::Observed,
+    stalls::{Stalls, known},
     tables::{InMemory, Limits},
 };
 use crate::core::{observation::Snapshot, time::Moment};
@@ -44,6 +45,7 @@ pub struct Observer {
     next_look_ns: Option<u64>,
     /// What the findings rest on.
     pub evidence: Evidence,
+    stalls: Stalls,
     /// Segments that came too late to be put into order: they count as of the moment they came.
     pub late: u64,
 }
@@ -60,6 +62,7 @@ impl Observer {
             clock_ns: 0,
             next_look_ns: None,
             evidence: Evidence::default(),
+            stalls: Stalls::default(),
             late: 0,
         }
     }
@@ -159,6 +162,11 @@ impl Observer {
             syn_role: observed.role.unwrap_or(Role::Unknown),
             seen_before: false,
         };
+        if let Some((tuple, times)) = self.stalls.take(observed, self.clock_ns)
+            && let Some(key) = known(&self.tables, &tuple)
+        {
+            self.evidence.in_vain(observed, &key, &tuple, times);
+        }
         if observed.message.is_some() {
             self.speak(observed, &seen);
         }
@@ -246,8 +254,10 @@ impl Observer {
         self.evidence.events_taken();
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
+        let stalled = self.stalls.list(&self.tables, now_ns);
         let snapshot = Snapshot {
             now: Moment(now_ns),
+            stalled,
             spaces,
             ports,
             talks,

@@ -51,6 +51,7 @@ impl Kernel {
             census,
             ports: changed.ports,
             talks,
+            stalled: Vec::new(),
             openers,
             globals,
             surroundings: self.surroundings(),
