@@ -176,6 +176,12 @@ pub struct PoolConfig {
     /// End after this many seconds
     #[arg(long, default_value_t = 600.0)]
     pub seconds: f64,
+    /// Milliseconds to wait for a response; then the connection is closed
+    #[arg(long, default_value_t = 5000)]
+    pub timeout_ms: u64,
+    /// Bytes by which each request is made longer
+    #[arg(long, default_value_t = 0)]
+    pub upload: usize,
 }
 
 impl PoolConfig {
@@ -188,6 +194,8 @@ impl PoolConfig {
             rate: 10.0,
             count: None,
             seconds: 600.0,
+            timeout_ms: 5000,
+            upload: 0,
         }
     }
 }

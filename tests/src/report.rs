@@ -117,6 +117,8 @@ pub struct PoolReport {
     pub failed: u64,
     /// Connections opened, re-opened ones included.
     pub connections: u64,
+    /// Source ports of the connections on which a request failed.
+    pub failed_ports: std::collections::BTreeSet<u16>,
 }
 
 /// How the connections from one port fared.

@@ -42,6 +42,9 @@ pub struct Stalled {
     pub is_full_size: bool,
     /// Segments of the peer have come since the first time-out, none of which acknowledges it.
     pub is_answered: bool,
+    /// Data has gone through before. Where none has, the peer may not have accepted the connection: it
+    /// answers SYNs also when its accept queue is full.
+    pub is_used: bool,
     /// `TCP_USER_TIMEOUT` of the socket, zero if it has none; `None` if that could not be read.
     pub user_timeout: Option<Duration>,
     /// Who opened it, where this host did and the agent has seen it.
@@ -262,6 +265,7 @@ mod tests {
             waiting: 0,
             is_full_size: false,
             is_answered: false,
+            is_used: true,
             user_timeout: None,
             process: None,
         }

@@ -131,15 +131,17 @@ impl<'a> Judged<'a> {
         enough && until.since(s.since) >= rules.warn_after
     }
 
-    /// Nothing got through until then, and nothing came back.
+    /// Nothing got through until then. Where the peer is heard all the same, only its way to this host is
+    /// whole, unless it is the size of the segments.
     fn is_dead(&self, known: &Known, until: Moment) -> bool {
-        self.is_tried(known, until) && !known.stalled.is_answered
+        let s = &known.stalled;
+        s.is_used && self.is_tried(known, until) && !(s.is_answered && s.is_full_size)
     }
 
     /// The peer answers, but not to what is of full size.
     fn is_large(&self, known: &Known) -> bool {
         let s = &known.stalled;
-        self.is_tried(known, self.context.now) && s.is_answered && s.is_full_size
+        s.is_answered && s.is_full_size && self.is_tried(known, self.context.now)
     }
 
     fn is_closed(&self, known: &Known) -> bool {
@@ -296,7 +298,11 @@ impl<'a> Judged<'a> {
             },
             RuledOut {
                 name: Verdict::ZeroWindow.name(),
-                why: "the peer does not answer at all".to_owned(),
+                why: if self.dead.iter().any(|known| known.stalled.is_answered) {
+                    "the peer is heard, but it acknowledges nothing".to_owned()
+                } else {
+                    "the peer does not answer at all".to_owned()
+                },
             },
             RuledOut {
                 name: Verdict::PacketLoss.name(),

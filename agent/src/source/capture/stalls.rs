@@ -77,7 +77,8 @@ impl Stalls {
         let hash = segment.tuple.hash();
         let from_lower = segment.tuple.initiator_is_lower();
         let (own, other) = ((hash, from_lower), (hash, !from_lower));
-        if segment.flags & (SYN | ACK) == SYN || segment.flags & RST != 0 {
+        // A SYN-ACK that comes again says that the peer has not accepted the connection yet.
+        if segment.flags & (SYN | RST) != 0 {
             self.all.remove(&own);
             self.all.remove(&other);
             return None;
@@ -261,6 +262,8 @@ impl Track {
             waiting: 0,
             is_full_size: self.size >= FULL,
             is_answered: self.is_answered,
+            // A SYN-ACK that comes again has ended the track.
+            is_used: true,
             user_timeout: None,
             process: None,
         })

@@ -49,6 +49,7 @@ fn stalled(key: &PortSpaceKey, port: u16, from: u64, now: u64) -> Stalled {
         waiting: 0,
         is_full_size: false,
         is_answered: false,
+        is_used: true,
         user_timeout: Some(Duration::ZERO),
         process: Some(Process {
             pid: 4711,
@@ -215,10 +216,12 @@ fn only_large_segments_that_get_lost_are_an_mtu_black_hole() {
 }
 
 #[test]
-fn a_peer_that_answers_is_no_black_hole() {
+fn a_peer_that_has_not_accepted_or_does_not_read_is_no_black_hole() {
     let key = space(Role::Initiator, [10, 0, 0, 1]);
-    let answered = run(key, 20, 1..4, true, |s, _| s.is_answered = true);
-    assert_eq!(answered.verdicts(), []);
+    let not_accepted = run(key, 20, 1..4, true, |s, _| s.is_used = false);
+    assert_eq!(not_accepted.verdicts(), []);
+    let one_way = run(key, 20, 1..4, true, |s, _| s.is_answered = true);
+    assert_eq!(one_way.verdicts(), [Verdict::BlackHoled]);
     let closed = |s: &mut Stalled, _| {
         s.how = How::Closed;
         s.rtos = 0;
