@@ -227,8 +227,8 @@ add rule ip vip marking tcp sport 8082 ct state established ct mark set 0x66
     let port = number(connection, "client.port");
     let close = format!("ss -K dst 10.79.1.2 dport = {port} src 203.0.113.10 sport = 8082");
     ensure!(connection["close"] == close.as_str(), "{connection}");
-    pool.stop()?;
-    load.stop()?;
+    // Its requests wait: it is killed.
+    drop((pool, load));
     Ok(())
 }
 
@@ -279,8 +279,8 @@ fn a_peer_that_does_not_read_is_named() -> Result<()> {
         "{named}"
     );
     no_alert(&agent)?;
-    pool.stop()?;
-    load.stop()?;
+    // Its requests wait: it is killed.
+    drop((pool, load));
     Ok(())
 }
 
@@ -302,8 +302,8 @@ fn a_path_that_loses_large_segments_is_named() -> Result<()> {
     println!("{}", named["summary"]);
     std::thread::sleep(10 * SECOND);
     no_alert(&agent)?;
-    pool.stop()?;
-    uploads.stop()?;
+    // Its requests wait: it is killed.
+    drop((pool, uploads));
     Ok(())
 }
 
