@@ -200,6 +200,33 @@ impl PoolConfig {
     }
 }
 
+/// Established connections that nobody uses, both ends in one process.
+#[derive(Debug, Clone, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct IdleConfig {
+    /// Address and port of their one end
+    #[arg(long)]
+    pub listen: SocketAddr,
+    /// How many
+    #[arg(long, default_value_t = 1000)]
+    pub connections: u64,
+    /// Close them after this many seconds
+    #[arg(long, default_value_t = 600.0)]
+    pub seconds: f64,
+}
+
+impl IdleConfig {
+    /// A thousand connections.
+    #[must_use]
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            connections: 1000,
+            seconds: 600.0,
+        }
+    }
+}
+
 /// A client that uses one source port again and again.
 #[derive(Debug, Clone, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]

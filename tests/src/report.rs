@@ -121,6 +121,16 @@ pub struct PoolReport {
     pub failed_ports: std::collections::BTreeSet<u16>,
 }
 
+/// Connections that were kept open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IdleReport {
+    /// The process id.
+    pub pid: u32,
+    /// How many.
+    pub connections: u64,
+}
+
 /// How the connections from one port fared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
