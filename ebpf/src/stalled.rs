@@ -88,11 +88,13 @@ pub extern "C" fn stalled_look(sk: u64, known_only: u64) -> i32 {
         return 0;
     }
     let counts = counts(sk);
-    // A kernel that does not tell the window never says that it is closed.
-    let is_shut = SND_WND.load() != ABSENT && sk.read::<u32>(&SND_WND) == 0;
-    if counts.retransmits < TIMEOUTS && counts.probes == 0 && !is_shut {
+    // The timer of a closed window is doubled at each probe, answered or not. Of an idle socket nothing more
+    // is read: each field of it is a miss of the cache.
+    if counts.retransmits < TIMEOUTS && counts.probes == 0 && counts.backoff == 0 {
         return 0;
     }
+    // A kernel that does not tell the window never says that it is closed.
+    let is_shut = SND_WND.load() != ABSENT && sk.read::<u32>(&SND_WND) == 0;
     let una = word(sk, &SND_UNA);
     let (next, written) = (word(sk, &SND_NXT), word(sk, &WRITE_SEQ));
     let is_closed = is_shut && written != una;

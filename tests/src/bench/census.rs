@@ -18,8 +18,10 @@ use crate::{
     procnet,
 };
 
-/// Established connections, each with both its ends on the host: twice as many sockets.
-const CONNECTIONS: u32 = 100_000;
+/// Sockets of established connections.
+const SOCKETS: u32 = 100_000;
+/// Both ends of a connection are on the host.
+const CONNECTIONS: u32 = SOCKETS / 2;
 /// Connections of one process, each to an address of its own: without a right it may open 20,000 files on
 /// the machines at hand.
 const PER_PROCESS: u32 = 9_000;
@@ -27,7 +29,7 @@ const PER_PROCESS: u32 = 9_000;
 const PASSES: u64 = 5;
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    println!("census of {CONNECTIONS} idle connections");
+    println!("census of {SOCKETS} idle established sockets");
     let host = Host::start("host")?;
     host.sysctl("net.ipv4.ip_local_port_range", "1024 65000")?;
     let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
