@@ -144,6 +144,9 @@ fn check(entry: &Value, path: &Path) -> String {
         assert!(fired.contains(REUSE), "{}", context());
         allowed.insert("forecast".to_owned());
     }
+    if expected["cause"] == "black_holed" {
+        assert!(fired.contains("black_holed"), "{}", context());
+    }
     // In clear text it must be found; where it is not, it may be.
     if expected["cause"] == PINNED && !expected["also_acceptable"].is_array() {
         assert!(fired.contains(PINNED), "{}", context());

@@ -20,4 +20,5 @@ pub mod record;
 pub mod recorder;
 pub mod segment;
 pub mod seq;
+pub mod stalled;
 pub mod ways;

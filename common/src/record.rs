@@ -328,11 +328,13 @@ pub enum Global {
     StrangersHalfOpen = 15,
     /// A connection whose requests fail was pushed out of the table of HTTP conversations.
     FailingEvicted = 16,
+    /// The table of connections that make no progress was full.
+    StalledFull = 17,
 }
 
 impl Global {
     /// Number of values.
-    pub const COUNT: u32 = 17;
+    pub const COUNT: u32 = 18;
 
     /// Name and meaning of every value, in order.
     pub const NAMES: [(&'static str, &'static str); Self::COUNT as usize] = [
@@ -373,6 +375,10 @@ impl Global {
         (
             "failing_evicted",
             "a connection whose HTTP requests fail was pushed out of its table",
+        ),
+        (
+            "stalled_full",
+            "the table of connections that make no progress was full",
         ),
     ];
 

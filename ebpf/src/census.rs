@@ -31,6 +31,7 @@ use crate::{
     socket::{
         self, ESTABLISHED, Kernel, LISTEN, NEW_SYN_RECV, SYN_RECV, SYN_SENT, TIME_WAIT, argument,
     },
+    stalled::stalled_look,
     tables::Maps,
 };
 
@@ -90,6 +91,7 @@ pub fn census_established(ctx: RawTracePointContext) -> i32 {
     let jiffies = unsafe { bpf_jiffies64() };
     walk(&established(), start, |sk| {
         census_row(sk.0, jiffies, pass as u64);
+        stalled_look(sk.0, 0);
     });
     0
 }

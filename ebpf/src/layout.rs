@@ -114,6 +114,32 @@ offsets! {
     LSNDTIME,
     /// `inet_connection_sock.icsk_ack.lrcvtime`.
     LRCVTIME,
+    /// `tcp_sock.snd_nxt`.
+    SND_NXT,
+    /// `tcp_sock.snd_wnd`.
+    SND_WND,
+    /// `tcp_sock.mss_cache`.
+    MSS_CACHE,
+    /// `tcp_sock.bytes_acked`.
+    BYTES_ACKED,
+    /// `tcp_sock.bytes_received`.
+    BYTES_RECEIVED,
+    /// `tcp_sock.rcv_tstamp`.
+    RCV_TSTAMP,
+    /// `tcp_sock.keepalive_intvl`.
+    KEEPALIVE_INTVL,
+    /// `net.ipv4.sysctl_tcp_keepalive_intvl`.
+    NET_KEEPALIVE_INTVL,
+    /// `inet_connection_sock.icsk_retransmits`.
+    ICSK_RETRANSMITS,
+    /// `inet_connection_sock.icsk_backoff`.
+    ICSK_BACKOFF,
+    /// `inet_connection_sock.icsk_probes_out`.
+    ICSK_PROBES_OUT,
+    /// `inet_connection_sock.icsk_rto`.
+    ICSK_RTO,
+    /// `inet_connection_sock.icsk_user_timeout`.
+    ICSK_USER_TIMEOUT,
     /// Sets of [`crate::maps::MEMORY`]; a power of two.
     MEMORY_SETS,
     /// Sets of [`crate::maps::HANDSHAKES`]; a power of two.

@@ -8,6 +8,7 @@
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
 //! - `census`: walks the kernel's hash tables on demand;
 //! - `netns`: reads the port range of every network namespace, on demand;
+//! - `stalled`: established sockets that make no progress, on behalf of `census` and `retransmit`;
 //! - `sweep`: gives up opens that stay without outcome, on demand.
 #![no_std]
 #![allow(internal_features, reason = "atomic addition: see tables.rs")]
@@ -35,6 +36,7 @@ mod reset;
 mod retransmit;
 mod skb;
 mod socket;
+mod stalled;
 mod sweep;
 mod tables;
 mod ways;

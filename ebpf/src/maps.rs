@@ -13,6 +13,7 @@ use tuplewatch_common::{
     observe::Work,
     record::{CensusRow, Global, NetnsPorts, OpenSocket, Opener, OpenerRef, PortBitmap, SpaceSlot},
     recorder::{Recorded, WATCHED},
+    stalled::{StalledKey, StalledRow},
 };
 
 use crate::ways::Tags;
@@ -179,6 +180,15 @@ pub struct ListenerKey {
     /// The port.
     pub port: u32,
 }
+
+/// Established sockets that make no progress: see [`crate::stalled`].
+#[map]
+pub static STALLED: HashMap<StalledKey, StalledRow> = HashMap::with_max_entries(256, 0);
+/// Addresses of sockets for [`crate::stalled::stalled_again`].
+#[map]
+pub static STALLED_AGAIN: Array<u64> = Array::with_max_entries(STALLED_BATCH, 0);
+/// Entries of [`STALLED_AGAIN`].
+pub const STALLED_BATCH: u32 = 64;
 
 /// What a run of the census tells the user side.
 #[map]

@@ -4,9 +4,10 @@ use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use tuplewatch_common::observe::Tables as _;
 
 use crate::{
-    layout::SKC_STATE,
+    layout::{ABSENT, ICSK_RETRANSMITS, SKC_STATE},
     opened,
     socket::{Kernel, SYN_SENT, argument},
+    stalled::{TIMEOUTS, stalled_look},
     tables::{Maps, with_space},
 };
 
@@ -14,6 +15,9 @@ use crate::{
 #[raw_tracepoint(tracepoint = "tcp_retransmit_skb")]
 pub fn tcp_retransmit_skb(ctx: RawTracePointContext) -> i32 {
     let sk = Kernel(argument::<0>(&ctx));
+    if ICSK_RETRANSMITS.load() != ABSENT && sk.read::<u8>(&ICSK_RETRANSMITS) >= TIMEOUTS {
+        stalled_look(sk.0, 0);
+    }
     // Sockets accepted here are not in this map: what they repeat is counted on the wire.
     let Some(socket) = opened::find(sk) else {
         return 0;

@@ -176,6 +176,12 @@ pub struct PoolConfig {
     /// End after this many seconds
     #[arg(long, default_value_t = 600.0)]
     pub seconds: f64,
+    /// Milliseconds to wait for a response; then the connection is closed
+    #[arg(long, default_value_t = 5000)]
+    pub timeout_ms: u64,
+    /// Bytes by which each request is made longer
+    #[arg(long, default_value_t = 0)]
+    pub upload: usize,
 }
 
 impl PoolConfig {
@@ -187,6 +193,35 @@ impl PoolConfig {
             connections: 8,
             rate: 10.0,
             count: None,
+            seconds: 600.0,
+            timeout_ms: 5000,
+            upload: 0,
+        }
+    }
+}
+
+/// Established connections that nobody uses, both ends in one process.
+#[derive(Debug, Clone, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct IdleConfig {
+    /// Address and port of their one end
+    #[arg(long)]
+    pub listen: SocketAddr,
+    /// How many
+    #[arg(long, default_value_t = 1000)]
+    pub connections: u64,
+    /// Close them after this many seconds
+    #[arg(long, default_value_t = 600.0)]
+    pub seconds: f64,
+}
+
+impl IdleConfig {
+    /// A thousand connections.
+    #[must_use]
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            connections: 1000,
             seconds: 600.0,
         }
     }

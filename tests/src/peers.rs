@@ -7,14 +7,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::{
-    FastOpenConfig, FixedConfig, LateDupConfig, LoadConfig, PoolConfig, RawSynConfig, ServeConfig,
-    flags,
+    FastOpenConfig, FixedConfig, IdleConfig, LateDupConfig, LoadConfig, PoolConfig, RawSynConfig,
+    ServeConfig, flags,
 };
 use crate::host::Host;
 use crate::process::Proc;
 use crate::report::{
-    ConnectionEvent, FastOpenReport, FixedReport, LISTENING, LateDupReport, LoadReport, PoolReport,
-    RawSynReport, ServeReport,
+    ConnectionEvent, FastOpenReport, FixedReport, IdleReport, LISTENING, LateDupReport, LoadReport,
+    PoolReport, RawSynReport, ServeReport,
 };
 
 /// How long a peer may take to end after it was told to, or after its own limit.
@@ -96,6 +96,10 @@ peer! {
     Fixed, FixedReport
 }
 peer! {
+    /// Connections that nobody uses.
+    Idle, IdleReport
+}
+peer! {
     /// A sender of crafted SYNs.
     RawSyn, RawSynReport
 }
@@ -167,6 +171,26 @@ impl Host {
     pub fn pool(&self, config: &PoolConfig) -> Result<Pool> {
         Ok(Pool {
             process: start(self, "pool", config)?,
+            limit: seconds(config.seconds),
+        })
+    }
+
+    /// Opens connections that nobody uses; returns when all are established.
+    ///
+    /// # Errors
+    /// If they are not within 60 s.
+    pub fn idle(&self, config: &IdleConfig) -> Result<Idle> {
+        let process = start(self, "idle", config)?;
+        let ready = process.find_stdout(0, Duration::from_secs(60), |line| line == LISTENING);
+        if ready.is_none() {
+            bail!(
+                "no idle connections to {}: {}",
+                config.listen,
+                process.describe()
+            );
+        }
+        Ok(Idle {
+            process,
             limit: seconds(config.seconds),
         })
     }

@@ -117,6 +117,18 @@ pub struct PoolReport {
     pub failed: u64,
     /// Connections opened, re-opened ones included.
     pub connections: u64,
+    /// Source ports of the connections on which a request failed.
+    pub failed_ports: std::collections::BTreeSet<u16>,
+}
+
+/// Connections that were kept open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IdleReport {
+    /// The process id.
+    pub pid: u32,
+    /// How many.
+    pub connections: u64,
 }
 
 /// How the connections from one port fared.

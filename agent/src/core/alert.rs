@@ -325,7 +325,9 @@ impl Live {
         let alert = &mut self.alert;
         // What rests on a row of failures has lasted since the first of them.
         let since = match alert.finding.verdict {
-            Verdict::Pinned5xx => alert.finding.since.min(alert.pending_since),
+            Verdict::Pinned5xx | Verdict::BlackHoled => {
+                alert.finding.since.min(alert.pending_since)
+            }
             _ => alert.pending_since,
         };
         let fires = alert.state == State::Pending && now.since(since) >= timing.pending;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tuplewatch_common::address::PortSpaceKey;
 
 use super::{
+    black_hole::StallEvidence,
     budget::{Budget, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
@@ -75,6 +76,9 @@ pub enum Verdict {
     /// `stuck_keepalive` / `pinned_5xx`: a kept-alive connection gets failures from an endpoint that is dead,
     /// while other connections to the same service are answered well.
     Pinned5xx,
+    /// `stuck_keepalive` / `black_holed`: an established connection gets nothing through any more, while new
+    /// ones to the same place are established.
+    BlackHoled,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -114,19 +118,26 @@ pub enum Verdict {
     ServiceDown,
     /// Look-alike: some requests fail wherever they go, while others to the same service are served.
     EndpointError,
+    /// Look-alike: established connections get nothing through, and no new one was established since.
+    PathDown,
+    /// Look-alike: only segments of full size get lost, on new connections too.
+    MtuBlackHole,
+    /// Look-alike: the peer answers, but its window is closed: it reads slowly or not at all.
+    ZeroWindow,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 29] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
         Self::Forecast,
         Self::TupleCollision,
         Self::Pinned5xx,
+        Self::BlackHoled,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
@@ -145,6 +156,9 @@ impl Verdict {
         Self::AsymmetricPath,
         Self::ServiceDown,
         Self::EndpointError,
+        Self::PathDown,
+        Self::MtuBlackHole,
+        Self::ZeroWindow,
         Self::UnknownConnectLoss,
     ];
 
@@ -157,7 +171,7 @@ impl Verdict {
             | Self::LocalEphemeral
             | Self::Forecast
             | Self::TupleCollision => Some("port_exhaustion"),
-            Self::Pinned5xx => Some("stuck_keepalive"),
+            Self::Pinned5xx | Self::BlackHoled => Some("stuck_keepalive"),
             _ => None,
         }
     }
@@ -172,6 +186,7 @@ impl Verdict {
             Self::Forecast => "forecast",
             Self::TupleCollision => "tuple_collision",
             Self::Pinned5xx => "pinned_5xx",
+            Self::BlackHoled => "black_holed",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",
@@ -190,6 +205,9 @@ impl Verdict {
             Self::AsymmetricPath => "asymmetric_path",
             Self::ServiceDown => "service_down",
             Self::EndpointError => "endpoint_error",
+            Self::PathDown => "path_down",
+            Self::MtuBlackHole => "mtu_black_hole",
+            Self::ZeroWindow => "zero_window",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -291,6 +309,8 @@ pub struct Evidence {
     pub collisions: Option<CollisionEvidence>,
     /// Connections whose requests fail, and others that do better.
     pub stuck: Option<StuckEvidence>,
+    /// Connections that get nothing through, and new ones that do better.
+    pub stall: Option<StallEvidence>,
     /// What is taken of the ports of a device in between.
     pub egress: Option<EgressUse>,
     /// Counters that speak for the finding, with their growth over the window.

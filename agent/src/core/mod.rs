@@ -4,6 +4,7 @@
 //! replayed at full speed gives what the live kernel gave.
 
 pub mod alert;
+pub mod black_hole;
 pub mod budget;
 pub mod counters;
 pub mod destination;
@@ -26,6 +27,7 @@ pub mod search;
 pub mod service;
 pub mod signature;
 pub mod space;
+pub mod stalled;
 pub mod strangers;
 pub mod stuck;
 pub mod surroundings;

@@ -43,6 +43,22 @@ pub struct StuckEvidence {
 pub const UNSEEN: &str = "TLS, HTTP/2 and gRPC have no status line that could be read: connections that speak \
                           them are not judged";
 
+/// The command that closes the socket with these ends, to be run in its network namespace.
+#[must_use]
+pub fn close_command(local: SocketAddr, peer: SocketAddr) -> String {
+    let host = |address: IpAddr| match address {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => format!("'[{v6}]'"),
+    };
+    format!(
+        "ss -K dst {} dport = {} src {} sport = {}",
+        host(peer.ip()),
+        peer.port(),
+        host(local.ip()),
+        local.port()
+    )
+}
+
 /// What became of such a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -93,17 +109,10 @@ impl StuckConnection {
     /// The same with the command that closes its socket.
     #[must_use]
     pub fn with_command(mut self) -> Self {
-        let host = |address: IpAddr| match address {
-            IpAddr::V4(v4) => v4.to_string(),
-            IpAddr::V6(v6) => format!("'[{v6}]'"),
-        };
         self.close = (self.became == Became::Failing).then(|| {
-            format!(
-                "ss -K dst {} dport = {} src {} sport = {}",
-                host(self.server_address),
-                self.server_port,
-                host(self.client_address),
-                self.client_port
+            close_command(
+                SocketAddr::new(self.client_address, self.client_port),
+                SocketAddr::new(self.server_address, self.server_port),
             )
         });
         self

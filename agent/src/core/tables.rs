@@ -18,6 +18,7 @@ use super::{
     report::Totals,
     service::Services,
     space::{Census, Space},
+    stalled::Stalls,
     threshold::PoolInference,
     time::Moment,
 };
@@ -47,6 +48,8 @@ pub struct Tables {
     openers: Openers,
     /// The services that this host sends HTTP/1 requests to.
     pub services: Services,
+    /// Connections that make no progress.
+    pub stalls: Stalls,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
@@ -85,6 +88,9 @@ impl Tables {
         if let Some(gap) = gap {
             self.resume(now, gap);
         }
+        let spaces = &self.spaces;
+        self.stalls
+            .take(now, &snapshot.stalled, keep, |key| totals(spaces, key));
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
         }
@@ -220,6 +226,12 @@ impl Tables {
             })
     }
 
+    /// What was counted in a port space: see [`totals`].
+    #[must_use]
+    pub fn totals(&self, key: &PortSpaceKey) -> Totals {
+        totals(&self.spaces, key)
+    }
+
     /// The pool of source ports that the initiator's address of a port space uses.
     #[must_use]
     pub fn pool(&self, key: &PortSpaceKey, now: Moment) -> Option<Pool> {
@@ -265,6 +277,7 @@ impl Tables {
     fn resume(&mut self, now: Moment, gap: Duration) {
         self.first = Some(now);
         self.openers.resume(now);
+        self.stalls.resume();
         for key in &self.active {
             if let Some(space) = self.spaces.get_mut(key) {
                 space.resume(now, gap);
@@ -377,6 +390,13 @@ fn activate(space: &mut Space, active: &mut Vec<PortSpaceKey>, key: PortSpaceKey
         space.is_active = true;
         active.push(key);
     }
+}
+
+/// What was counted in a port space of the sockets, or on the wire where sockets are not counted: those
+/// accepted here.
+fn totals(spaces: &BTreeMap<PortSpaceKey, Box<Space>>, key: &PortSpaceKey) -> Totals {
+    let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
+    space.map(|space| space.totals()).unwrap_or_default()
 }
 
 /// The same port space on the wire.

@@ -183,6 +183,28 @@ thresholds! {
         max_chance: f64 = 0.001;
     }
 
+    /// Cause `black_holed`.
+    black_holed: BlackHoled, per_destination {
+        /// Retransmission time-outs in a row without an acknowledgement: with `warn_after` and at
+        /// a loss of 3 % each way, one segment in a million gets so far.
+        min_rtos: u32 = 3;
+        /// Probes in a row (keep-alive, or of a closed window) without an answer.
+        min_probes: u32 = 2;
+        /// How long nothing was acknowledged before anybody is told. Paths are switched within seconds.
+        warn_after: Duration = seconds(3);
+        /// … that makes it critical: requests have timed out by then.
+        critical_after: Duration = seconds(10);
+        /// Connections at once that make it critical.
+        critical_sockets: u32 = 3;
+        /// Connections that were established after the stall began, more than stall themselves.
+        min_newer: u64 = 1;
+        /// At the responder: connections at once, if the initiator's address is public. Behind it may be
+        /// many hosts, of which some always vanish while others open connections.
+        min_public: u32 = 10;
+        /// How long a peer keeps its window closed before it is named: a slow reader.
+        zero_window_after: Duration = seconds(10);
+    }
+
     /// Names for opens that get no answer.
     loss: LossNames, per_destination {
         /// Lost opens, or SYNs sent again, in the window: fewer may be chance.

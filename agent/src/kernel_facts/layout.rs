@@ -120,6 +120,16 @@ layout! {
         write_seq: tcp_sock "write_seq" 4 SEQUENCE;
         /// Next byte expected.
         rcv_nxt: tcp_sock "rcv_nxt" 4 SEQUENCE;
+        /// Bytes that the peer lets us send.
+        snd_wnd: tcp_sock "snd_wnd" 4 PROGRESS;
+        /// Bytes of data that fit into a segment on this path.
+        mss_cache: tcp_sock "mss_cache" 4 PROGRESS;
+        /// Bytes that the peer has acknowledged; the SYN counts for one.
+        bytes_acked: tcp_sock "bytes_acked" 8 PROGRESS;
+        /// Bytes of data received.
+        bytes_received: tcp_sock "bytes_received" 8 PROGRESS;
+        /// Time between two keep-alive probes in jiffies, 0 for that of the namespace.
+        keepalive_intvl: tcp_sock "keepalive_intvl" 4 PROGRESS;
         /// Segments sent and not acknowledged.
         packets_out: tcp_sock "packets_out" 4 PROGRESS;
         /// Time of the last ACK received, low 32 bits of jiffies.
@@ -134,6 +144,11 @@ layout! {
         icsk_backoff: inet_connection_sock "icsk_backoff" 1 PROGRESS;
         /// Window or keep-alive probes in a row without an answer.
         icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 PROGRESS;
+
+        /// The retransmission time-out in jiffies, doubled as often as `icsk_backoff` says.
+        icsk_rto: inet_connection_sock "icsk_rto" 4 PROGRESS;
+        /// `TCP_USER_TIMEOUT` in milliseconds (jiffies before 4.19), 0 for none.
+        icsk_user_timeout: inet_connection_sock "icsk_user_timeout" 4 PROGRESS;
 
         // struct inet_timewait_sock: rows in state TCP_TIME_WAIT.
 
@@ -169,6 +184,8 @@ layout! {
         net_tw_reuse: net "ipv4.sysctl_tcp_tw_reuse" 1 ROW;
         /// `net.ipv4.tcp_timestamps` of the namespace.
         net_timestamps: net "ipv4.sysctl_tcp_timestamps" 1 ROW;
+        /// `net.ipv4.tcp_keepalive_intvl` of the namespace, in jiffies.
+        net_keepalive_intvl: net "ipv4.sysctl_tcp_keepalive_intvl" 4 PROGRESS;
         /// Pointer to the bitmap of `net.ipv4.ip_local_reserved_ports`.
         net_reserved_ports: net "ipv4.sysctl_local_reserved_ports" 8 ROW;
         /// Pointer to the bind bucket of a socket's port.

@@ -21,6 +21,7 @@ use crate::{
         file::Observed,
         link::{Direction, Link},
         observer::Observer,
+        sent::Hint,
         tables::{Frame, Limits},
     },
 };
@@ -184,6 +185,9 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             page: None,
             interface: packet.recorded.ifindex,
             sighting: packet.sighting,
+            // Most data is not recorded: nobody knows what was sent before.
+            hint: Hint::None,
+            window: u16::MAX,
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::core::{
     alert::{Alert, History, State},
+    black_hole::{RESTS_ON, StallConnection, StallEvidence},
     budget::{Budget, BudgetSource, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
@@ -165,6 +166,7 @@ pub(crate) fn finding() -> Finding {
                 idle_max_ms: 400_000,
             }),
             stuck: Some(stuck()),
+            stall: Some(stall()),
             egress: Some(egress()),
             counters: vec![CounterEvidence {
                 name: "TCPSYNChallenge".into(),
@@ -238,6 +240,39 @@ fn stuck() -> StuckEvidence {
             .with_command(),
         ],
         unseen: UNSEEN.into(),
+    }
+}
+
+/// Connections that get nothing through.
+fn stall() -> StallEvidence {
+    StallEvidence {
+        stalled: 1,
+        over: 1,
+        unacked_bytes: 112,
+        longest_seconds: 14.2,
+        newer_opens: 13,
+        newer: 12,
+        newer_stalled: 1,
+        newer_for_seconds: Some(13.5),
+        connections: vec![StallConnection {
+            client_address: std::net::IpAddr::from([198, 51, 100, 7]),
+            client_port: 41_490,
+            server_address: std::net::IpAddr::from([203, 0, 113, 10]),
+            server_port: 443,
+            age_seconds: Some(34.1),
+            stalled_seconds: 14.2,
+            unacked_bytes: 112,
+            waiting_bytes: 40,
+            rtos: 6,
+            probes: 1,
+            window_closed: false,
+            user_timeout_seconds: Some(0.0),
+            pid: Some(4711),
+            command: Some("curl".into()),
+            over: false,
+            close: Some("ss -K dst 203.0.113.10 dport = 443 src 198.51.100.7 sport = 41490".into()),
+        }],
+        rests_on: RESTS_ON.into(),
     }
 }
 

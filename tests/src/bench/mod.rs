@@ -4,6 +4,7 @@
 //! same round: an empty program on the same packets, the same load without an agent, a peer tool.
 
 mod capture;
+mod census;
 mod connections;
 mod footprint;
 mod packet;
@@ -36,6 +37,8 @@ pub enum Part {
     Connections,
     /// Memory, and time from the start to the first observation.
     Footprint,
+    /// Time and memory of the census with 100,000 idle connections.
+    Census,
     /// Packets per second and memory of `replay`, against tcpdump and tshark.
     Replay,
 }
@@ -61,6 +64,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if wanted(Part::Footprint) {
         footprint::run(options)?;
+    }
+    if wanted(Part::Census) {
+        census::run(options)?;
     }
     if wanted(Part::Replay) {
         replay::run(options)?;

@@ -6,6 +6,7 @@
 mod client;
 mod fastopen;
 mod fixed;
+mod idle;
 mod late_dup;
 mod load;
 mod packet;
@@ -24,7 +25,8 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 use crate::config::{
-    FastOpenConfig, FixedConfig, LateDupConfig, LoadConfig, PoolConfig, RawSynConfig, ServeConfig,
+    FastOpenConfig, FixedConfig, IdleConfig, LateDupConfig, LoadConfig, PoolConfig, RawSynConfig,
+    ServeConfig,
 };
 
 #[derive(Debug, Parser)]
@@ -49,6 +51,8 @@ enum Command {
     Pool(PoolConfig),
     /// Connect from one source port again and again
     Fixed(FixedConfig),
+    /// Keep connections open that nobody uses
+    Idle(IdleConfig),
     /// Send crafted SYNs
     Rawsyn(RawSynConfig),
     /// Open connections and send their SYN a second time
@@ -73,6 +77,7 @@ pub fn run() -> Result<()> {
         Command::Load(config) => print(&load::run(&config)?),
         Command::Pool(config) => print(&pool::run(&config)?),
         Command::Fixed(config) => print(&fixed::run(&config)?),
+        Command::Idle(config) => print(&idle::run(&config)?),
         Command::Rawsyn(config) => print(&rawsyn::run(&config)?),
         Command::LateDup(config) => print(&late_dup::run(&config)?),
         Command::Fastopen(config) => print(&fastopen::run(&config)?),

@@ -394,6 +394,7 @@ impl FoundSoFar {
 const fn about(finding: &Finding) -> About {
     match finding.verdict {
         _ if finding.evidence.stuck.is_some() => About::Failures,
+        _ if finding.evidence.stall.is_some() => About::InVain,
         Verdict::L4ReuseInTimeWait
         | Verdict::TupleCollision
         | Verdict::HalfOpenReconnect

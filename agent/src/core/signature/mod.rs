@@ -5,6 +5,7 @@
 //! Rules are asked about port spaces that are busy or in trouble only: quiet ones cost nothing.
 
 mod bare_ack;
+mod black_holed;
 mod fare;
 mod forecast;
 mod holders;
@@ -43,6 +44,7 @@ use super::{
 
 pub use neighbours::Look;
 pub use view::View;
+pub use words::command;
 
 /// What rules look at.
 #[derive(Clone, Copy)]
@@ -101,7 +103,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -125,6 +127,15 @@ const RULES: [Rule; 13] = [
             Verdict::EndpointError,
         ],
         judge: Judge::Host(stuck_keepalive::stuck_keepalive),
+    },
+    Rule {
+        finds: &[
+            Verdict::BlackHoled,
+            Verdict::PathDown,
+            Verdict::MtuBlackHole,
+            Verdict::ZeroWindow,
+        ],
+        judge: Judge::Host(black_holed::black_holed),
     },
     Rule {
         finds: loss::NAMED,
@@ -164,8 +175,9 @@ const RULES: [Rule; 13] = [
 type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
 
 /// One for each signature: look-alikes raise no alert.
-const REFRESH: [(Verdict, Refresh); 6] = [
+const REFRESH: [(Verdict, Refresh); 7] = [
     (Verdict::Pinned5xx, stuck_keepalive::refresh),
+    (Verdict::BlackHoled, black_holed::refresh),
     (Verdict::LocalEphemeral, local_ephemeral::refresh),
     (Verdict::Forecast, forecast::refresh),
     (Verdict::L4ReuseInTimeWait, |context, key| {

@@ -63,6 +63,8 @@ pub struct Script {
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
     /// HTTP/1 conversations with news.
     pub talks: Vec<crate::core::observation::Talk>,
+    /// Connections that make no progress.
+    pub stalled: Vec<crate::core::stalled::Stalled>,
     /// Source ports of the agent's namespace.
     pub local_ports: Option<LocalPorts>,
     /// Counters of the agent's namespace.
@@ -93,6 +95,7 @@ impl Script {
             openers: BTreeMap::new(),
             ports: Vec::new(),
             talks: Vec::new(),
+            stalled: Vec::new(),
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
@@ -182,6 +185,7 @@ impl Script {
                 census: Some(self.census.iter().map(|(k, row)| (*k, *row)).collect()),
                 ports: std::mem::take(&mut self.ports),
                 talks: std::mem::take(&mut self.talks),
+                stalled: self.stalled.clone(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
                 surroundings: Surroundings {

@@ -73,6 +73,13 @@ pub enum Shows {
         /// Whose error page it is.
         page: Option<&'static str>,
     },
+    /// Data or a probe that was sent before and was not answered.
+    InVain {
+        /// How many time-outs and probes there were.
+        times: u32,
+        /// Bytes of data.
+        bytes: u32,
+    },
 }
 
 impl Exhibit {
@@ -136,6 +143,12 @@ impl Exhibit {
                 });
                 format!("status {status}, failure number {run} in a row on this connection{page}")
             }
+            Shows::InVain { times, bytes: 0 } => {
+                format!("a probe, number {times}: those before were not answered")
+            }
+            Shows::InVain { times, bytes } => format!(
+                "the same {bytes} bytes again, time-out number {times}: nothing has acknowledged them"
+            ),
         }
     }
 }
@@ -149,6 +162,8 @@ struct Exhibits {
     again: Vec<Exhibit>,
     /// Responses that failed.
     failed: Vec<Exhibit>,
+    /// Data and probes sent in vain.
+    in_vain: Vec<Exhibit>,
 }
 
 /// What the packets behind a finding show.
@@ -160,6 +175,8 @@ pub enum About {
     SynsAgain,
     /// Responses that failed.
     Failures,
+    /// Data and probes sent in vain.
+    InVain,
 }
 
 /// All exhibits, bounded.
@@ -219,6 +236,27 @@ impl Evidence {
             },
         };
         if let Some(exhibits) = self.exhibits(&key, |e| &mut e.failed) {
+            exhibits.push(exhibit);
+        }
+    }
+
+    /// Data or a probe was sent again, because nothing was answered.
+    pub fn in_vain(
+        &mut self,
+        observed: &Observed,
+        key: &PortSpaceKey,
+        tuple: &FourTuple,
+        times: u32,
+    ) {
+        let exhibit = Exhibit {
+            frame: observed.frame,
+            tuple: *tuple,
+            shows: Shows::InVain {
+                times,
+                bytes: observed.segment.payload_len,
+            },
+        };
+        if let Some(exhibits) = self.exhibits(key, |e| &mut e.in_vain) {
             exhibits.push(exhibit);
         }
     }
@@ -343,6 +381,7 @@ impl Evidence {
                 About::BareAcks => &e.refused,
                 About::SynsAgain => &e.again,
                 About::Failures => &e.failed,
+                About::InVain => &e.in_vain,
             })
             .copied()
             .collect();

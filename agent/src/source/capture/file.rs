@@ -26,6 +26,7 @@ use super::{
     link::Found,
     look::{self, Look, Place},
     reader::{Packet, Reader},
+    sent::{Hint, Sent},
     tables::Frame,
     vantage::Vantage,
 };
@@ -82,6 +83,10 @@ pub struct Observed {
     pub interface: u32,
     /// What tells copies of it from repetitions.
     pub sighting: Sighting,
+    /// Whether it says that its connection may make no progress.
+    pub hint: Hint,
+    /// The window field.
+    pub window: u16,
 }
 
 /// How far [`CaptureFile::next`] has come.
@@ -124,6 +129,7 @@ pub struct CaptureFile {
     interfaces: HashMap<(u32, u32), u32>,
     last_interface: ((u32, u32), u32),
     told_ns: u64,
+    sent: Sent,
     /// What was counted so far.
     pub counts: Counts,
     /// Where it was taken.
@@ -206,6 +212,7 @@ impl CaptureFile {
             interfaces: HashMap::new(),
             last_interface: ((0, 0), 1),
             told_ns: 0,
+            sent: Sent::default(),
             counts: Counts::default(),
             vantage: look::together(&places),
             places,
@@ -280,17 +287,23 @@ impl CaptureFile {
                 Ok(found) => {
                     let at = &found.located;
                     let segment = &mut observed.segment;
-                    if !selection.ends.is_empty()
-                        && (read_into(&bytes, at, segment).is_err()
-                            || !selection.takes(&segment.tuple))
-                    {
+                    let is_read = read_into(&bytes, at, segment).is_ok();
+                    if !selection.ends.is_empty() && !(is_read && selection.takes(&segment.tuple)) {
                         continue;
                     }
                     self.counts.segments += 1;
                     observed.message = message(packet.data, at);
-                    if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
-                        && read_into(&bytes, at, segment).is_ok()
-                    {
+                    observed.hint = Hint::None;
+                    if is_read {
+                        let window = bytes.u16(at.tcp_offset + 14);
+                        // One that is cut off says nothing.
+                        observed.window = window.unwrap_or(u16::MAX);
+                        observed.hint = self.sent.look(segment, observed.window, time_ns);
+                    }
+                    let matters = observed.message.is_some()
+                        || observed.hint != Hint::None
+                        || !is_plain_data(at.flags, at.payload_len);
+                    if matters && is_read {
                         let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);
                         let opens = segment.flags & (SYN | ACK) == SYN;

@@ -15,6 +15,8 @@ pub mod observer;
 mod pcap;
 mod pcapng;
 pub mod reader;
+pub mod sent;
+pub mod stalls;
 pub mod tables;
 pub mod talks;
 #[cfg(test)]

@@ -14,6 +14,7 @@ use super::{
     copies::Copies,
     evidence::Evidence,
     file::Observed,
+    stalls::{Stalls, known},
     tables::{InMemory, Limits},
 };
 use crate::core::{observation::Snapshot, time::Moment};
@@ -46,6 +47,7 @@ pub struct Observer {
     next_look_ns: Option<u64>,
     /// What the findings rest on.
     pub evidence: Evidence,
+    stalls: Stalls,
     /// Segments that came too late to be put into order: they count as of the moment they came.
     pub late: u64,
     /// Segments that were left out because they are copies.
@@ -65,6 +67,7 @@ impl Observer {
             clock_ns: 0,
             next_look_ns: None,
             evidence: Evidence::default(),
+            stalls: Stalls::default(),
             late: 0,
             copies: 0,
             seen: Copies::default(),
@@ -171,6 +174,11 @@ impl Observer {
             syn_role: observed.role.unwrap_or(Role::Unknown),
             seen_before: false,
         };
+        if let Some((tuple, times)) = self.stalls.take(observed, self.clock_ns)
+            && let Some(key) = known(&self.tables, &tuple)
+        {
+            self.evidence.in_vain(observed, &key, &tuple, times);
+        }
         if observed.message.is_some() {
             self.speak(observed, &seen);
         }
@@ -281,8 +289,10 @@ impl Observer {
         self.evidence.events_taken();
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
+        let stalled = self.stalls.list(&self.tables, now_ns);
         let snapshot = Snapshot {
             now: Moment(now_ns),
+            stalled,
             spaces,
             ports,
             talks,

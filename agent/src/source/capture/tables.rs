@@ -8,7 +8,7 @@ use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
     conversation::Conversation,
     handshake::{Handshake, INITIATOR_IS_LOWER, Pending},
-    memory::{self, Moved, Set, WAYS},
+    memory::{self, Former, Moved, Set, WAYS},
     observe::{Tables, Work, is_expired, sweep},
     record::{Event, FIRST_PORTS, Global, PortSpace, SpaceRef},
     segment::{ACK, FIN, RST, SYN, Segment},
@@ -154,6 +154,22 @@ impl InMemory {
         let handshake = opening.pending.handshake;
         let is_lower = handshake.flags & INITIATOR_IS_LOWER != 0;
         (is_lower == tuple.initiator_is_lower()).then_some((opening.syn, handshake))
+    }
+
+    /// Whether anything was counted in a port space.
+    #[must_use]
+    pub fn has_space(&self, key: &PortSpaceKey) -> bool {
+        self.spaces.contains_key(key)
+    }
+
+    /// When the handshake of a connection was completed, within 67 ms, if that was seen.
+    #[must_use]
+    pub fn opened_ns(&self, tuple: &FourTuple, now_ns: u64) -> Option<u64> {
+        let hash = tuple.hash();
+        let sets: &[Set] = self.memory.as_chunks().0;
+        let set = sets.get(hash as usize & (sets.len() - 1))?;
+        let word = memory::find(set, hash)?;
+        (word.state() == Former::Open).then(|| word.at_ns(now_ns))
     }
 
     /// Events since the last call.

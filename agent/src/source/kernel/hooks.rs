@@ -24,7 +24,8 @@ const fn loss(hook: Hook) -> &'static str {
         }
         Hook::ReceiveReset => "who resets connections is not counted",
         Hook::Census => {
-            "sockets in use and in TIME_WAIT are not known, nor connections older than the agent"
+            "sockets in use and in TIME_WAIT are not known, nor connections older than the agent, nor those that \
+             make no progress"
         }
     }
 }

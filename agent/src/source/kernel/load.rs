@@ -106,6 +106,8 @@ pub struct Kernel {
     pub(super) talks: Option<Talks>,
     pub(super) counters: super::counters::Reader,
     recorder: Option<Ring>,
+    /// When everything had been loaded and what was there before had been noted.
+    pub(super) started_ns: u64,
 }
 
 /// The tracepoint hooks and their programs.
@@ -142,6 +144,7 @@ impl Kernel {
                 "the first census failed: {error}; connections older than the agent are not known"
             );
         }
+        kernel.started_ns = clock::monotonic_ns();
         kernel.refresh_interfaces();
         Ok(kernel)
     }
@@ -178,6 +181,7 @@ impl Kernel {
                     "census_established",
                     "census_seed",
                     "census_netns",
+                    "stalled_again",
                 ],
                 resolved,
             );
@@ -220,6 +224,7 @@ impl Kernel {
             talks,
             counters: super::counters::Reader::new(&options.netns),
             recorder,
+            started_ns: 0,
         })
     }
 
@@ -368,6 +373,7 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
         .map_max_entries("OPENERS", plan.openers)
         .map_max_entries("CENSUS", plan.census)
         .map_max_entries("LISTENERS", plan.listeners)
+        .map_max_entries("STALLED", plan.stalled)
         .map_max_entries("EVENTS", plan.ring);
     for (name, value) in &globals {
         loader.override_global(name, value, false);

@@ -17,6 +17,7 @@ mod read;
 mod recorder;
 mod shared;
 mod spaces;
+mod stalled;
 mod status;
 mod surroundings;
 mod talks;

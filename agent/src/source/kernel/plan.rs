@@ -23,6 +23,8 @@ pub struct Plan {
     pub census: u32,
     /// Listening ports.
     pub listeners: u32,
+    /// Established sockets that make no progress.
+    pub stalled: u32,
     /// Bytes of the ring buffer, a power of two and a multiple of the page size.
     pub ring: u32,
 }
@@ -55,6 +57,7 @@ impl Plan {
             openers: scale(4096).max(1024),
             census: scale(8192).max(1024),
             listeners: 2048,
+            stalled: scale(1024).max(512),
             ring: 256 << 10,
         }
     }

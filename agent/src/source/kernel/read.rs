@@ -44,6 +44,7 @@ impl Kernel {
             None => Vec::new(),
         };
         let openers = self.openers()?;
+        let stalled = self.stalled(&openers)?;
         let globals = self.globals()?;
         let snapshot = Snapshot {
             now: Moment(clock::monotonic_ns()),
@@ -51,6 +52,7 @@ impl Kernel {
             census,
             ports: changed.ports,
             talks,
+            stalled,
             openers,
             globals,
             surroundings: self.surroundings(),

@@ -7,6 +7,7 @@ use super::{
     Block, list,
 };
 use crate::core::{
+    black_hole::StallConnection,
     finding::Evidence,
     stuck::{Became, StuckConnection},
 };
@@ -61,6 +62,68 @@ fn connection_text(c: &StuckConnection) -> String {
         (_, Some(command)) => text.push_str(&format!("; to close it: {command}")),
         (Became::Recovered, _) => text.push_str("; it does well again"),
         _ => text.push_str("; it is closed"),
+    }
+    text
+}
+
+/// Connections that get nothing through, and new ones.
+pub(super) fn stall(block: &mut Block, e: &Evidence) {
+    let Some(stall) = &e.stall else {
+        return;
+    };
+    let mut text = format!(
+        "{} for {}, {} not acknowledged",
+        counted(stall.stalled.into(), "connection", "connections"),
+        seconds(stall.longest_seconds),
+        counted(stall.unacked_bytes, "byte", "bytes"),
+    );
+    if stall.over > 0 {
+        text.push_str(&format!("; {} over", count(stall.over)));
+    }
+    text.push_str(&format!(
+        "; since then {}, {} established, {} of them stalled",
+        counted(stall.newer_opens, "open", "opens"),
+        count(stall.newer),
+        count(stall.newer_stalled),
+    ));
+    if let Some(since) = stall.newer_for_seconds {
+        text.push_str(&format!("; new ones do better for {} now", seconds(since)));
+    }
+    block.field("Stalled", &text);
+    for connection in stall.connections.iter().take(CONNECTIONS) {
+        block.field("Connection", &stall_text(connection));
+    }
+    let all = (stall.stalled + stall.over) as usize;
+    let more = all.saturating_sub(CONNECTIONS.min(stall.connections.len()));
+    if more > 0 {
+        block.field("", &format!("and {more} more"));
+    }
+    block.field("Rests on", &stall.rests_on);
+}
+
+fn stall_text(c: &StallConnection) -> String {
+    let age = c.age_seconds.map_or_else(
+        || "older than the agent".to_owned(),
+        |age| format!("open for {}", seconds(age)),
+    );
+    let mut text = format!(
+        "{}, {age}: nothing through for {}, {} not acknowledged, {} more wait; {}, {} without an answer",
+        c.ends(),
+        seconds(c.stalled_seconds),
+        counted(c.unacked_bytes.into(), "byte", "bytes"),
+        count(c.waiting_bytes),
+        counted(c.rtos.into(), "time-out", "time-outs"),
+        counted(c.probes.into(), "probe", "probes"),
+    );
+    if c.window_closed {
+        text.push_str("; the peer's window is closed");
+    }
+    if let Some(holder) = c.holder() {
+        text.push_str(&format!("; opened by {holder}"));
+    }
+    match &c.close {
+        Some(command) => text.push_str(&format!("; to close it: {command}")),
+        None => text.push_str("; it is over"),
     }
     text
 }

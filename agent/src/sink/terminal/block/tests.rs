@@ -31,6 +31,15 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
               and 1 more
   Unseen      TLS, HTTP/2 and gRPC have no status line that could be read: connections that speak
               them are not judged
+  Stalled     1 connection for 14 s, 112 bytes not acknowledged; 1 over; since then 13 opens, 12
+              established, 1 of them stalled; new ones do better for 13 s now
+  Connection  198.51.100.7:41490 → 203.0.113.10:443, open for 34 s: nothing through for 14 s, 112
+              bytes not acknowledged, 40 more wait; 6 time-outs, 1 probe without an answer; opened
+              by curl[4711]; to close it: ss -K dst 203.0.113.10 dport = 443 src 198.51.100.7 sport
+              = 41490
+              and 1 more
+  Rests on    acknowledgements only, which TCP shows whatever it carries: TLS, HTTP/2 and gRPC are
+              judged like plain text
   Lost        2 opens without answer, 5,150 got through, 36 SYNs sent again; 4 connections live, 15
               segments of data sent again; of other destinations 5 answer and 1 fail
   Counters    TCPSYNChallenge 3
