@@ -129,8 +129,7 @@ fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
     let bytes = Anywhere(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) if !is_plain_data(at.flags, at.payload_len) => take::<_, EGRESS>(ctx, &bytes, &at),
-        Ok(at) => recorder::watch::<EGRESS>(ctx, &at),
-        Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
+        Ok(_) | Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
         Err(NotSegment::Fragment) => count(Global::Fragments),
         Err(NotSegment::Malformed | NotSegment::Truncated) => count(Global::Unreadable),
     }

@@ -9,7 +9,6 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use tuplewatch_common::{
-    address::FourTuple,
     recorder::{ETHERNET, LEAVES, SNAP_LEN, places},
     segment::{self, FIN, Located, RST, SYN},
 };
@@ -17,9 +16,9 @@ use tuplewatch_common::{
 use crate::{
     http,
     layout::{RECORDER_SECTIONS, RECORDER_SLOTS},
-    maps::{RECORDER, RECORDER_NEXT, RECORDER_WATCHED},
+    maps::{RECORDER, RECORDER_NEXT, RECORDER_WATCHED, WORK},
     packet,
-    skb::Anywhere,
+    skb::Linear,
 };
 
 /// Whether anything is recorded. A constant for the verifier, which drops what depends on it.
@@ -39,7 +38,8 @@ pub fn marks<const EGRESS: bool>(at: &Located, status: u16) -> u32 {
 
 /// Keeps a segment that neither opens nor ends its connection, if all of that one's are asked for.
 ///
-/// As long as none is asked for this is a look at one word, and with the recorder off nothing.
+/// As long as none is asked for this is a look at one word, and with the recorder off nothing. The rare
+/// segment whose headers are not linear is not kept: three functions deep the stack would be too large.
 #[inline(always)]
 pub fn watch<const EGRESS: bool>(ctx: &TcContext, at: &Located) {
     if is_on()
@@ -53,8 +53,12 @@ pub fn watch<const EGRESS: bool>(ctx: &TcContext, at: &Located) {
 #[inline(never)]
 fn keep_watched<const EGRESS: bool>(ctx: &TcContext, packed: u64) -> u32 {
     let at = packet::unpack(packed, 0);
-    let mut tuple = FourTuple::default();
-    if segment::read_tuple(&Anywhere(ctx), &at, &mut tuple).is_err() {
+    let Some(work) = WORK.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: a per-CPU value: see its declaration. On the stack there is no room for the tuple.
+    let tuple = unsafe { &mut (*work).segment.tuple };
+    if segment::read_tuple(&Linear::new(ctx), &at, tuple).is_err() {
         return 0;
     }
     let hash = tuple.hash();
