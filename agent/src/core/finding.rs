@@ -9,6 +9,7 @@ use super::{
     egress::EgressUse,
     stuck::StuckEvidence,
     time::Moment,
+    waits::WaitEvidence,
 };
 
 /// How bad it is.
@@ -114,13 +115,15 @@ pub enum Verdict {
     ServiceDown,
     /// Look-alike: some requests fail wherever they go, while others to the same service are served.
     EndpointError,
+    /// Look-alike: the server accepts and answers late; connections pile up.
+    SlowServer,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
@@ -145,6 +148,7 @@ impl Verdict {
         Self::AsymmetricPath,
         Self::ServiceDown,
         Self::EndpointError,
+        Self::SlowServer,
         Self::UnknownConnectLoss,
     ];
 
@@ -190,6 +194,7 @@ impl Verdict {
             Self::AsymmetricPath => "asymmetric_path",
             Self::ServiceDown => "service_down",
             Self::EndpointError => "endpoint_error",
+            Self::SlowServer => "slow_server",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -305,6 +310,8 @@ pub struct Evidence {
     pub holders: Vec<Holder>,
     /// connect() in the window that found no source port.
     pub no_local_port: u64,
+    /// Connections that wait for an answer.
+    pub waits: Option<WaitEvidence>,
 }
 
 /// Opens without answer in the last window, and what goes well beside them.

@@ -20,6 +20,7 @@ use super::{
     space::{Census, Space},
     threshold::PoolInference,
     time::Moment,
+    waits::{Pace, Pending, Waits},
 };
 
 /// Events kept to join the two observation points.
@@ -47,6 +48,8 @@ pub struct Tables {
     openers: Openers,
     /// The services that this host sends HTTP/1 requests to.
     pub services: Services,
+    /// Their requests that wait, where no census tells.
+    pending: Pending,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
@@ -87,6 +90,11 @@ impl Tables {
         }
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
+        }
+        if self.census_at.is_none() {
+            for (key, pace) in self.pending.take(now, &snapshot.talks) {
+                self.paced(now, key, pace);
+            }
         }
         self.ports(snapshot);
         self.sweep(now, keep, rules);
@@ -275,7 +283,7 @@ impl Tables {
     fn census(&mut self, now: Moment, rows: &[(PortSpaceKey, CensusRow)], keep: Duration) {
         self.census_at = Some(now);
         self.bound.clear();
-        let mut sums: HashMap<PortSpaceKey, Census> = HashMap::new();
+        let mut sums: HashMap<PortSpaceKey, (Census, Pace)> = HashMap::new();
         for (key, row) in rows {
             // A row whose local port has no listener belongs to the initiator if an open of that port
             // space was seen; else its role stays unknown, and nobody claims it.
@@ -295,15 +303,18 @@ impl Tables {
             }
             // A packet on the wire does not tell its namespace.
             for key in [socket, wire(&socket)] {
-                sums.entry(key).or_default().add(row);
+                let (census, pace) = sums.entry(key).or_default();
+                census.add(row);
+                pace.add(row);
             }
         }
         let gone: Vec<PortSpaceKey> = std::mem::take(&mut self.counted)
             .into_iter()
             .filter(|key| !sums.contains_key(key))
             .collect();
-        let gone = gone.into_iter().map(|key| (key, Census::default()));
-        for (key, census) in gone.chain(sums) {
+        let gone = gone.into_iter().map(|key| (key, Default::default()));
+        for (key, (census, pace)) in gone.chain(sums) {
+            self.paced(now, key, pace);
             let Some(space) = self.spaces.get_mut(&key) else {
                 continue;
             };
@@ -316,6 +327,16 @@ impl Tables {
             }
         }
         self.counted.shrink_to_fit();
+    }
+
+    /// Takes how many connections of a port space wait for an answer.
+    fn paced(&mut self, now: Moment, key: PortSpaceKey, pace: Pace) {
+        if let Some(space) = self.spaces.get_mut(&key) {
+            Waits::note(&mut space.waits, now, pace);
+            if space.waits.is_some() {
+                activate(space, &mut self.active, key);
+            }
+        }
     }
 
     fn ports(&mut self, snapshot: &Snapshot) {

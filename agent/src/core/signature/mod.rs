@@ -17,6 +17,7 @@ mod neighbours;
 mod port_exhaustion;
 mod refused;
 mod silence;
+mod slow_server;
 mod strangers;
 mod stuck_keepalive;
 mod tuple_collision;
@@ -101,7 +102,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -153,6 +154,10 @@ const RULES: [Rule; 13] = [
     Rule {
         finds: &[Verdict::DuplicateSyn],
         judge: Judge::Symptoms(bare_ack::duplicate_syn),
+    },
+    Rule {
+        finds: &[Verdict::SlowServer],
+        judge: Judge::Host(slow_server::slow_server),
     },
     Rule {
         finds: &[Verdict::SynFlood, Verdict::PortScan],
