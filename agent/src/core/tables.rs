@@ -25,6 +25,9 @@ use super::{
 
 /// Events kept to join the two observation points.
 const JOINED: usize = 1024;
+/// What is behind a port space of the wire is looked up again after this long: other processes may have
+/// come.
+const LOOK_UP: Duration = Duration::from_secs(60);
 /// Source ports remembered over all port spaces: some megabytes.
 const PORTS: usize = 300_000;
 /// Port spaces that were forgotten and whose counters are still known: some megabytes.
@@ -54,6 +57,8 @@ pub struct Tables {
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
     joined_sockets: HashSet<PortSpaceKey>,
+    /// What conntrack said is behind port spaces of the wire, and when.
+    behind: HashMap<Space3, (Moment, BTreeSet<Space3>)>,
     recent_socket: VecDeque<(u32, PortSpaceKey)>,
     recent_wire: VecDeque<(u32, Space3)>,
     /// Pools that were known before a restart, until they are inferred again.
@@ -95,6 +100,9 @@ impl Tables {
             for (key, pace) in self.pending.take(now, &snapshot.talks) {
                 self.paced(now, key, pace);
             }
+        }
+        for (wire, originals) in &snapshot.behind {
+            self.behind.insert(*wire, (now, originals.clone()));
         }
         self.ports(snapshot);
         self.sweep(now, keep, rules);
@@ -186,7 +194,35 @@ impl Tables {
         has_wire || self.joined_sockets.contains(socket)
     }
 
-    /// The processes behind a port space, busiest first: of the same addresses, else joined by ISN.
+    /// Whether it was not looked up lately what is behind a port space of the wire.
+    #[must_use]
+    pub fn is_look_up_due(&self, wire: &Space3, now: Moment) -> bool {
+        let known = self.behind.get(wire);
+        known.is_none_or(|(at, _)| now.since(*at) >= LOOK_UP)
+    }
+
+    /// Port spaces of the wire that a socket's connections have after translation, as far as that was
+    /// looked up.
+    pub fn translated(&self, socket: &PortSpaceKey) -> impl Iterator<Item = &Space> {
+        let own = Space3::from(socket);
+        let wires = self.behind.iter();
+        wires
+            .filter(move |(_, (_, originals))| originals.contains(&own))
+            .filter_map(|(wire, _)| {
+                let key = PortSpaceKey {
+                    initiator: wire.initiator,
+                    responder: wire.responder,
+                    responder_port: wire.responder_port,
+                    role: Role::Initiator as u8,
+                    point: Point::Wire as u8,
+                    netns: 0,
+                };
+                self.spaces.get(&key).map(|space| &**space)
+            })
+    }
+
+    /// The processes behind a port space, busiest first: of the same addresses, and those behind a
+    /// translation on this host, by ISN or by what conntrack says.
     #[must_use]
     pub fn openers(&self, key: &PortSpaceKey, now: Moment, window: Duration) -> Vec<OpenerRate> {
         let same = Space3::from(key);
@@ -197,13 +233,13 @@ impl Tables {
                 .of_space(space, now, window, |opener| wanted(&opener.space))
         };
         let mut found = of(&same);
-        let behind: BTreeSet<Space3> = self
-            .joined
-            .get(&same)
-            .into_iter()
-            .flatten()
+        let by_isn = self.joined.get(&same).into_iter().flatten();
+        let looked_up = self.behind.get(&same).map(|(_, originals)| originals);
+        let is_wire = key.point == Point::Wire as u8;
+        let behind: BTreeSet<Space3> = by_isn
             .map(Space3::from)
-            .filter(|joined| *joined != same)
+            .chain(looked_up.into_iter().flatten().copied())
+            .filter(|joined| is_wire && *joined != same)
             .collect();
         for joined in &behind {
             found.extend(of(joined));
@@ -366,6 +402,8 @@ impl Tables {
         if now >= self.remembered_until {
             self.remembered.clear();
         }
+        self.behind
+            .retain(|_, (at, _)| now.since(*at) < LOOK_UP * 10);
         if self.forgotten.len() > FORGOTTEN {
             self.forgotten.clear();
         }

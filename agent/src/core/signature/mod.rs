@@ -253,10 +253,17 @@ fn is_told_by_the_wire(context: &Context<'_>, view: &View<'_>) -> bool {
         netns: 0,
         ..*view.key
     };
-    let same_addresses = context.tables.spaces.get(&wire).is_some_and(|space| {
-        let seen = space.window(context.now, context.thresholds.window);
-        // What is dropped before it leaves this host passes no interface.
+    let same_addresses = context.tables.spaces.get(&wire);
+    let translated = context.tables.translated(view.key);
+    let seen = same_addresses
+        .map(|space| &**space)
+        .into_iter()
+        .chain(translated)
+        .map(|space| space.window(context.now, context.thresholds.window))
+        .reduce(|a, b| a.plus(&b));
+    // What is dropped before it leaves this host passes no interface.
+    let is_seen = seen.is_some_and(|seen| {
         seen.opens * 2 >= view.window.opens && (view.window.bare_acks == 0 || seen.bare_acks > 0)
     });
-    same_addresses || context.tables.is_on_wire(view.key)
+    is_seen || context.tables.is_on_wire(view.key)
 }

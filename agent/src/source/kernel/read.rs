@@ -53,6 +53,7 @@ impl Kernel {
             talks,
             openers,
             globals,
+            behind: Vec::new(),
             surroundings: self.surroundings(),
         };
         Ok(snapshot)
