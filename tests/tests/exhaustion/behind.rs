@@ -103,10 +103,6 @@ impl Node {
             ensure!(report.failures() > 0 && report.ok > 0, "{report:?}");
         }
         ensure!(self.lab.dropped()? >= 5);
-        // The pods' own port spaces show the same loss: it is told once, at the wire.
-        for line in self.agent.alerts()? {
-            ensure!(place.is(&line) || line["cause"] != "nat_syn_drop", "{line}");
-        }
         Ok(told)
     }
 }
