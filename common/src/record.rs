@@ -162,6 +162,13 @@ pub struct CensusRow {
     pub time_wait: [u32; TIME_WAIT_AGES],
     /// Those of all states whose port was taken by bind(), not by connect().
     pub bound: u32,
+    /// Established ones on which the initiator's latest data arrived a second ago or earlier and was not
+    /// answered yet.
+    pub waiting: u32,
+    /// … of them those that the responder's application has not accepted.
+    pub unaccepted: u32,
+    /// Established ones that wait for less than a second, or were answered within the last one.
+    pub lively: u32,
 }
 
 /// Source ports of a network namespace (socket point).
@@ -427,7 +434,7 @@ mod tests {
             size_of::<PortSpace>(),
             (27 * 8 + 32 + 3 * 160_usize).next_multiple_of(64)
         );
-        assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24);
+        assert_eq!(size_of::<CensusRow>(), 8 * 4 + 24);
         assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
         assert_eq!(size_of::<OpenerRef>(), 8);
         assert_eq!(size_of::<SpaceSlot>(), 64 + size_of::<PortSpace>());

@@ -21,11 +21,12 @@ use tuplewatch_common::{
 
 use crate::{
     layout::{
-        ABSENT, BIND_FASTREUSE, DEATH_ROW_HASHINFO, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE,
-        HASHINFO_EHASH, HASHINFO_EHASH_MASK, HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ,
-        ICSK_BIND_HASH, LISTEN_BUCKET_FIRST, LISTEN_BUCKET_SIZE, LISTEN_NODE, NET_TCP_DEATH_ROW,
-        NET_TCP_DEATH_ROW_IS_POINTER, SKC_NULLS_NODE, SKC_NUM, SKC_STATE, TW_EXPIRES, TW_SUBSTATE,
-        TW_TB,
+        ABSENT, BIND_FASTREUSE, DATA_SEGS_IN, DATA_SEGS_OUT, DEATH_ROW_HASHINFO,
+        EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH, HASHINFO_EHASH_MASK,
+        HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ, ICSK_BIND_HASH, LISTEN_BUCKET_FIRST,
+        LISTEN_BUCKET_SIZE, LISTEN_NODE, LRCVTIME, LSNDTIME, NET_TCP_DEATH_ROW,
+        NET_TCP_DEATH_ROW_IS_POINTER, PACKETS_OUT, SK_SOCKET, SKC_NULLS_NODE, SKC_NUM, SKC_STATE,
+        TW_EXPIRES, TW_SUBSTATE, TW_TB,
     },
     maps::{CENSUS, LISTENERS, ListenerKey, ON_DEMAND, OnDemand, PROGRESS, WALK, Walk, count},
     socket::{
@@ -118,7 +119,13 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
     };
     storage.tuple = tuple;
     let (state, age_s) = state_and_age(sk, jiffies);
-    row(storage, sk, netns, pass as u32, state, age_s);
+    let seen = Seen {
+        sk,
+        state,
+        age_s,
+        jiffies,
+    };
+    row(storage, &seen, netns, pass as u32);
     1
 }
 
@@ -286,8 +293,18 @@ fn state_and_age(sk: Kernel, jiffies: u64) -> (u32, u64) {
     (TIME_WAIT, TIMEWAIT_S.saturating_sub(left_s))
 }
 
+/// A socket of the established hash.
+struct Seen {
+    sk: Kernel,
+    state: u32,
+    /// Seconds since it entered TIME_WAIT.
+    age_s: u64,
+    /// Now.
+    jiffies: u64,
+}
+
 #[inline(always)]
-fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, age_s: u64) {
+fn row(storage: &mut OnDemand, seen: &Seen, netns: u32, pass: u32) {
     let OnDemand {
         tuple,
         key,
@@ -305,13 +322,18 @@ fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, ag
     } else {
         PortSpaceKey::socket(tuple, Role::Unknown as u8, netns)
     };
-    let bound = !is_responder && is_bound(sk, state);
+    let bound = !is_responder && is_bound(seen.sk, seen.state);
+    let pace = if seen.state == ESTABLISHED {
+        pace(seen, is_responder)
+    } else {
+        0
+    };
     let Some(row) = CENSUS.get_ptr_mut(&*key) else {
         *new = CensusRow {
             pass,
             ..CensusRow::default()
         };
-        tally(new, state, age_s, bound);
+        tally(new, seen, bound, pace);
         if CENSUS.insert(&*key, &*new, BPF_NOEXIST.into()).is_err() {
             count(Global::CensusFull);
         }
@@ -325,7 +347,58 @@ fn row(storage: &mut OnDemand, sk: Kernel, netns: u32, pass: u32, state: u32, ag
             ..CensusRow::default()
         };
     }
-    tally(row, state, age_s, bound);
+    tally(row, seen, bound, pace);
+}
+
+/// The initiator's latest data was not answered for a second.
+const WAITING: u32 = 1;
+/// … and the responder's application has not accepted the connection.
+const UNACCEPTED: u32 = 2;
+/// It waits for less than that, or was answered within the last second.
+const LIVELY: u32 = 4;
+
+/// Whether an established connection waits for an answer, from when its socket sent and received data
+/// last. Which end has to answer is known from the role.
+#[inline(always)]
+fn pace(seen: &Seen, is_responder: bool) -> u32 {
+    let hz = HZ.load();
+    if hz == 0 || DATA_SEGS_IN.load() == ABSENT || DATA_SEGS_OUT.load() == ABSENT {
+        return 0;
+    }
+    if LSNDTIME.load() == ABSENT || LRCVTIME.load() == ABSENT {
+        return 0;
+    }
+    let (sk, now) = (seen.sk, seen.jiffies as u32);
+    let (sent, received) = (sk.read::<u32>(&LSNDTIME), sk.read::<u32>(&LRCVTIME));
+    let (out, arrived) = (
+        sk.read::<u32>(&DATA_SEGS_OUT),
+        sk.read::<u32>(&DATA_SEGS_IN),
+    );
+    let (asked_at, answered_at, asked, answered) = if is_responder {
+        (received, sent, arrived, out)
+    } else {
+        (sent, received, out, arrived)
+    };
+    // Both times begin with the handshake, so that only the counts tell about its own tick.
+    let behind = asked_at.wrapping_sub(answered_at) as i32;
+    if asked == 0 || behind < 0 || behind == 0 && answered != 0 {
+        let lately = answered != 0 && now.wrapping_sub(answered_at) < hz;
+        return if lately { LIVELY } else { 0 };
+    }
+    // What was not acknowledged has not arrived: that is another trouble.
+    if !is_responder && PACKETS_OUT.load() != ABSENT && sk.read::<u32>(&PACKETS_OUT) != 0 {
+        return 0;
+    }
+    if now.wrapping_sub(asked_at) < hz {
+        return LIVELY;
+    }
+    // A connection in the accept queue has no `struct socket` yet.
+    let is_queued = is_responder && SK_SOCKET.load() != ABSENT && sk.read::<u64>(&SK_SOCKET) == 0;
+    if is_queued {
+        WAITING | UNACCEPTED
+    } else {
+        WAITING
+    }
 }
 
 /// The port was taken by bind(): such sockets share one pool for all destinations.
@@ -347,13 +420,16 @@ fn is_bound(sk: Kernel, state: u32) -> bool {
 }
 
 #[inline(always)]
-fn tally(row: &mut CensusRow, state: u32, age_s: u64, bound: bool) {
+fn tally(row: &mut CensusRow, seen: &Seen, bound: bool, pace: u32) {
     row.bound += bound as u32;
-    match state {
+    row.waiting += pace & WAITING;
+    row.unaccepted += (pace & UNACCEPTED) / UNACCEPTED;
+    row.lively += (pace & LIVELY) / LIVELY;
+    match seen.state {
         ESTABLISHED => row.established += 1,
         SYN_SENT | SYN_RECV | NEW_SYN_RECV => row.opening += 1,
         TIME_WAIT => {
-            let bucket = (age_s / 10) as usize;
+            let bucket = (seen.age_s / 10) as usize;
             let last = TIME_WAIT_AGES - 1;
             row.time_wait[if bucket < last { bucket } else { last }] += 1;
         }

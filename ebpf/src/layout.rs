@@ -140,6 +140,14 @@ offsets! {
     ICSK_RTO,
     /// `inet_connection_sock.icsk_user_timeout`.
     ICSK_USER_TIMEOUT,
+    /// `tcp_sock.packets_out`.
+    PACKETS_OUT,
+    /// `tcp_sock.data_segs_in`.
+    DATA_SEGS_IN,
+    /// `tcp_sock.data_segs_out`.
+    DATA_SEGS_OUT,
+    /// `sock.sk_socket`.
+    SK_SOCKET,
     /// Sets of [`crate::maps::MEMORY`]; a power of two.
     MEMORY_SETS,
     /// Sets of [`crate::maps::HANDSHAKES`]; a power of two.

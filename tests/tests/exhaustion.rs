@@ -7,6 +7,8 @@ mod support;
 // First in the alphabet, because it takes longest and the others run beside it.
 #[path = "exhaustion/ahead.rs"]
 mod ahead;
+#[path = "exhaustion/behind.rs"]
+mod behind;
 #[path = "exhaustion/collision.rs"]
 mod collision;
 #[path = "exhaustion/device.rs"]

@@ -154,7 +154,8 @@ impl Agent {
             }
         };
         self.engine.events(&self.kernel.events()?);
-        let snapshot = self.kernel.snapshot(census)?;
+        let mut snapshot = self.kernel.snapshot(census)?;
+        snapshot.behind = self.kernel.behind(&self.engine.wanted());
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
         if let (Some(recorder), Some(ring)) = (&mut self.recorder, self.kernel.recorder()) {

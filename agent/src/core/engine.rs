@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use tuplewatch_common::address::{FourTuple, PortSpaceKey};
+use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey, Role};
 
 use super::{
     alert::Alerts,
@@ -10,7 +10,7 @@ use super::{
     egress::Egress,
     finding::{Finding, Verdict},
     mute::Mute,
-    observation::{Event, Snapshot},
+    observation::{Event, Snapshot, Space3},
     report::{Change, Overview, SpaceReport, Totals},
     rules::Rules,
     saved::Saved,
@@ -21,6 +21,9 @@ use super::{
     tables::Tables,
     time::Moment,
 };
+
+/// Port spaces looked up at one look: each costs a pass through the host's table of tracked connections.
+const LOOK_UPS: usize = 2;
 
 /// The core.
 #[derive(Debug, Default)]
@@ -149,6 +152,26 @@ impl Engine {
         let mut known = HashSet::new();
         suspects.retain(|tuple| known.insert(*tuple));
         suspects
+    }
+
+    /// Port spaces of the wire in trouble that this host may translate, of which it was not looked up lately
+    /// what is behind them: the next snapshot can tell.
+    #[must_use]
+    pub fn wanted(&self) -> Vec<Space3> {
+        let alerts = self.alerts.live().map(|alert| &alert.finding);
+        let findings = alerts.chain(self.look_alikes.values());
+        let mut wanted: Vec<Space3> = findings
+            .map(|finding| &finding.space)
+            .filter(|key| key.point == Point::Wire as u8 && key.role == Role::Initiator as u8)
+            .map(Space3::from)
+            // What is about a whole host or source has no connections of its own.
+            .filter(|space| space.responder_port != 0 && space.initiator != [0; 16])
+            .filter(|space| self.tables.is_look_up_due(space, self.now))
+            .collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.truncate(LOOK_UPS);
+        wanted
     }
 
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.

@@ -10,6 +10,7 @@ use super::{
     egress::EgressUse,
     stuck::StuckEvidence,
     time::Moment,
+    waits::WaitEvidence,
 };
 
 /// How bad it is.
@@ -124,13 +125,15 @@ pub enum Verdict {
     MtuBlackHole,
     /// Look-alike: the peer answers, but its window is closed: it reads slowly or not at all.
     ZeroWindow,
+    /// Look-alike: the server accepts and answers late; connections pile up.
+    SlowServer,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
@@ -159,6 +162,7 @@ impl Verdict {
         Self::PathDown,
         Self::MtuBlackHole,
         Self::ZeroWindow,
+        Self::SlowServer,
         Self::UnknownConnectLoss,
     ];
 
@@ -208,6 +212,7 @@ impl Verdict {
             Self::PathDown => "path_down",
             Self::MtuBlackHole => "mtu_black_hole",
             Self::ZeroWindow => "zero_window",
+            Self::SlowServer => "slow_server",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -325,6 +330,8 @@ pub struct Evidence {
     pub holders: Vec<Holder>,
     /// connect() in the window that found no source port.
     pub no_local_port: u64,
+    /// Connections that wait for an answer.
+    pub waits: Option<WaitEvidence>,
 }
 
 /// Opens without answer in the last window, and what goes well beside them.

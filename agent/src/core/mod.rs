@@ -37,3 +37,4 @@ pub mod time;
 mod totals;
 pub mod trend;
 pub mod value;
+pub mod waits;

@@ -1,6 +1,9 @@
 //! What a source tells the core: snapshots of counters, and single events.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
 
 use tuplewatch_common::{
     address::{Address, Point, PortSpaceKey, Role},
@@ -33,6 +36,9 @@ pub struct Snapshot {
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].
     pub globals: [u64; Global::COUNT as usize],
+    /// What is behind port spaces of the wire that [`super::engine::Engine::wanted`] named: those before
+    /// translation on this host.
+    pub behind: Vec<(Space3, BTreeSet<Space3>)>,
     /// What is known of the host around them.
     pub surroundings: Surroundings,
 }

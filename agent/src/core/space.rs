@@ -23,6 +23,7 @@ use super::{
     threshold::PoolInference,
     time::Moment,
     trend::Trend,
+    waits::Waits,
 };
 
 /// Samples of one kind kept per port space.
@@ -51,6 +52,8 @@ pub struct Space {
     pub census: Census,
     /// What was in use and held lately, where it is more than a handful.
     pub trend: Option<Box<Trend>>,
+    /// Connections that wait for an answer, where there are more than a few.
+    pub waits: Option<Box<Waits>>,
     /// Slow searches for a source port.
     pub searches: Option<Box<Searches>>,
     /// The trouble going on, if any.
@@ -374,6 +377,7 @@ impl Space {
             || self.episode.is_some()
             || self.samples.is_some()
             || self.trend.is_some()
+            || self.waits.is_some()
             || self.searches.is_some()
     }
 
@@ -413,6 +417,7 @@ impl Space {
     pub fn resume(&mut self, now: Moment, gap: Duration) {
         self.opens = History::from_value(now, self.total_opens());
         self.trend = None;
+        self.waits = None;
         self.searches = None;
         let totals = self.totals();
         if let Some(episode) = &mut self.episode {

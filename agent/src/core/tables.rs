@@ -21,10 +21,14 @@ use super::{
     stalled::Stalls,
     threshold::PoolInference,
     time::Moment,
+    waits::{Pace, Pending, Waits},
 };
 
 /// Events kept to join the two observation points.
 const JOINED: usize = 1024;
+/// What is behind a port space of the wire is looked up again after this long: other processes may have
+/// come.
+const LOOK_UP: Duration = Duration::from_secs(60);
 /// Source ports remembered over all port spaces: some megabytes.
 const PORTS: usize = 300_000;
 /// Port spaces that were forgotten and whose counters are still known: some megabytes.
@@ -50,10 +54,14 @@ pub struct Tables {
     pub services: Services,
     /// Connections that make no progress.
     pub stalls: Stalls,
+    /// Their requests that wait, where no census tells.
+    pending: Pending,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
     joined_sockets: HashSet<PortSpaceKey>,
+    /// What conntrack said is behind port spaces of the wire, and when.
+    behind: HashMap<Space3, (Moment, BTreeSet<Space3>)>,
     recent_socket: VecDeque<(u32, PortSpaceKey)>,
     recent_wire: VecDeque<(u32, Space3)>,
     /// Pools that were known before a restart, until they are inferred again.
@@ -93,6 +101,14 @@ impl Tables {
             .take(now, &snapshot.stalled, keep, |key| totals(spaces, key));
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
+        }
+        if self.census_at.is_none() {
+            for (key, pace) in self.pending.take(now, &snapshot.talks) {
+                self.paced(now, key, pace);
+            }
+        }
+        for (wire, originals) in &snapshot.behind {
+            self.behind.insert(*wire, (now, originals.clone()));
         }
         self.ports(snapshot);
         self.sweep(now, keep, rules);
@@ -184,7 +200,35 @@ impl Tables {
         has_wire || self.joined_sockets.contains(socket)
     }
 
-    /// The processes behind a port space, busiest first: of the same addresses, else joined by ISN.
+    /// Whether it was not looked up lately what is behind a port space of the wire.
+    #[must_use]
+    pub fn is_look_up_due(&self, wire: &Space3, now: Moment) -> bool {
+        let known = self.behind.get(wire);
+        known.is_none_or(|(at, _)| now.since(*at) >= LOOK_UP)
+    }
+
+    /// Port spaces of the wire that a socket's connections have after translation, as far as that was
+    /// looked up.
+    pub fn translated(&self, socket: &PortSpaceKey) -> impl Iterator<Item = &Space> {
+        let own = Space3::from(socket);
+        let wires = self.behind.iter();
+        wires
+            .filter(move |(_, (_, originals))| originals.contains(&own))
+            .filter_map(|(wire, _)| {
+                let key = PortSpaceKey {
+                    initiator: wire.initiator,
+                    responder: wire.responder,
+                    responder_port: wire.responder_port,
+                    role: Role::Initiator as u8,
+                    point: Point::Wire as u8,
+                    netns: 0,
+                };
+                self.spaces.get(&key).map(|space| &**space)
+            })
+    }
+
+    /// The processes behind a port space, busiest first: of the same addresses, and those behind a
+    /// translation on this host, by ISN or by what conntrack says.
     #[must_use]
     pub fn openers(&self, key: &PortSpaceKey, now: Moment, window: Duration) -> Vec<OpenerRate> {
         let same = Space3::from(key);
@@ -195,13 +239,13 @@ impl Tables {
                 .of_space(space, now, window, |opener| wanted(&opener.space))
         };
         let mut found = of(&same);
-        let behind: BTreeSet<Space3> = self
-            .joined
-            .get(&same)
-            .into_iter()
-            .flatten()
+        let by_isn = self.joined.get(&same).into_iter().flatten();
+        let looked_up = self.behind.get(&same).map(|(_, originals)| originals);
+        let is_wire = key.point == Point::Wire as u8;
+        let behind: BTreeSet<Space3> = by_isn
             .map(Space3::from)
-            .filter(|joined| *joined != same)
+            .chain(looked_up.into_iter().flatten().copied())
+            .filter(|joined| is_wire && *joined != same)
             .collect();
         for joined in &behind {
             found.extend(of(joined));
@@ -288,7 +332,7 @@ impl Tables {
     fn census(&mut self, now: Moment, rows: &[(PortSpaceKey, CensusRow)], keep: Duration) {
         self.census_at = Some(now);
         self.bound.clear();
-        let mut sums: HashMap<PortSpaceKey, Census> = HashMap::new();
+        let mut sums: HashMap<PortSpaceKey, (Census, Pace)> = HashMap::new();
         for (key, row) in rows {
             // A row whose local port has no listener belongs to the initiator if an open of that port
             // space was seen; else its role stays unknown, and nobody claims it.
@@ -308,15 +352,18 @@ impl Tables {
             }
             // A packet on the wire does not tell its namespace.
             for key in [socket, wire(&socket)] {
-                sums.entry(key).or_default().add(row);
+                let (census, pace) = sums.entry(key).or_default();
+                census.add(row);
+                pace.add(row);
             }
         }
         let gone: Vec<PortSpaceKey> = std::mem::take(&mut self.counted)
             .into_iter()
             .filter(|key| !sums.contains_key(key))
             .collect();
-        let gone = gone.into_iter().map(|key| (key, Census::default()));
-        for (key, census) in gone.chain(sums) {
+        let gone = gone.into_iter().map(|key| (key, Default::default()));
+        for (key, (census, pace)) in gone.chain(sums) {
+            self.paced(now, key, pace);
             let Some(space) = self.spaces.get_mut(&key) else {
                 continue;
             };
@@ -329,6 +376,16 @@ impl Tables {
             }
         }
         self.counted.shrink_to_fit();
+    }
+
+    /// Takes how many connections of a port space wait for an answer.
+    fn paced(&mut self, now: Moment, key: PortSpaceKey, pace: Pace) {
+        if let Some(space) = self.spaces.get_mut(&key) {
+            Waits::note(&mut space.waits, now, pace);
+            if space.waits.is_some() {
+                activate(space, &mut self.active, key);
+            }
+        }
     }
 
     fn ports(&mut self, snapshot: &Snapshot) {
@@ -358,6 +415,8 @@ impl Tables {
         if now >= self.remembered_until {
             self.remembered.clear();
         }
+        self.behind
+            .retain(|_, (at, _)| now.since(*at) < LOOK_UP * 10);
         if self.forgotten.len() > FORGOTTEN {
             self.forgotten.clear();
         }

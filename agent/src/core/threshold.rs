@@ -216,6 +216,21 @@ thresholds! {
         silence: Duration = seconds(10);
     }
 
+    /// Name `slow_server`.
+    slow: SlowServer, per_destination {
+        /// Connections that wait for an answer for a second or more: fewer may be who polls, or a report
+        /// that takes its time.
+        min_waiting: u32 = 8;
+        /// … of those that wait at all or were answered within the last second: else it is a few kinds of
+        /// requests that take long.
+        min_share: f64 = 0.5;
+        /// Opens in the window: who polls opens few connections and keeps them.
+        min_opens: u64 = 20;
+        /// It has lasted for this long: a restart or a pause of the server's memory management is over
+        /// sooner.
+        lasts: Duration = seconds(10);
+    }
+
     /// SYN floods and port scans.
     strangers: StrangerNames, of_the_host {
         /// SYNs of no known port space in the window that may be a flood.

@@ -17,7 +17,7 @@
 mod changes;
 mod choose;
 pub mod clsact;
-mod netlink;
+pub(crate) mod netlink;
 mod snapshot;
 #[cfg(test)]
 mod tests;

@@ -138,6 +138,12 @@ layout! {
         lsndtime: tcp_sock "lsndtime" 4 IDLE;
         /// Time of the last data received, low 32 bits of jiffies.
         lrcvtime: inet_connection_sock "icsk_ack.lrcvtime" 4 IDLE;
+        /// Segments with data received.
+        data_segs_in: tcp_sock "data_segs_in" 4 ROW;
+        /// Segments with data sent.
+        data_segs_out: tcp_sock "data_segs_out" 4 ROW;
+        /// Pointer to the `struct socket`, NULL until accept().
+        sk_socket: sock "sk_socket" 8 ROW;
         /// Timeouts in a row without an answer.
         icsk_retransmits: inet_connection_sock "icsk_retransmits" 1 PROGRESS;
         /// Doublings of the timeout.

@@ -27,6 +27,7 @@ use crate::core::{
     report::{Change, Overview, SpaceReport, Totals},
     stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
+    waits::WaitEvidence,
 };
 
 /// 2025-11-29T10:30:05.123Z as a capture has it.
@@ -187,6 +188,13 @@ pub(crate) fn finding() -> Finding {
                 time_wait: 187,
             }],
             no_local_port: 3,
+            waits: Some(WaitEvidence {
+                waiting: 58.5,
+                unaccepted: 0.0,
+                lively: 20.0,
+                seconds: 10.0,
+                handshake_seconds: Some(0.000_256),
+            }),
         },
         ruled_out: vec![RuledOut {
             name: "half_open_reconnect",

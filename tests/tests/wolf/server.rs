@@ -112,7 +112,7 @@ fn refused_connects_to_a_server_that_is_down() -> Result<()> {
     Ok(())
 }
 
-/// A server that accepts at once and answers after three seconds is slow and nothing else.
+/// A server that accepts at once and answers after three seconds is slow and nothing else, at both ends.
 #[test]
 fn a_slow_server() -> Result<()> {
     let pair = Pair::new(PairConfig::default())?;
@@ -123,23 +123,94 @@ fn a_slow_server() -> Result<()> {
     let agents = [watch(&pair.client, &[])?, watch(&pair.server, &[])?];
     let report = pair
         .client
-        .load(&load(pair.service(), 20.0, 6, 10_000))?
+        .load(&load(pair.service(), 20.0, 18, 10_000))?
         .wait()?;
-    ensure!(report.failures() == 0 && report.ok >= 100, "{report:?}");
-    let place = Place::initiator(pair.client_address(), pair.service());
+    ensure!(report.failures() == 0 && report.ok >= 340, "{report:?}");
+    let (client, service) = (pair.client_address(), pair.service());
+    let place = Place::initiator(client, service);
     let space = place.of(&fresh(&agents[0])?)?;
     ensure!(total(&space, "established") == report.ok, "{space}");
-    for agent in &agents {
-        nothing_told(agent)?;
+    let places = [place, Place::responder(client, service)];
+    for ((agent, place), at) in agents.iter().zip(places).zip(["client", "server"]) {
+        let told = named(agent, "slow_server", &place)?;
+        only(agent, &["slow_server"])?;
+        // 20 a second, each of which waits for 2 s longer than the first one.
+        let waits = &told["evidence"]["waits"];
+        let waiting = waits["waiting"].as_f64().unwrap_or(0.0);
+        ensure!((20.0..=50.0).contains(&waiting), "{told}");
+        ensure!(waits["unaccepted"] == 0.0, "{told}");
+        let figures = ["waits.waiting", "waits.unaccepted", "syn_retransmits"];
+        Row::told("a server that answers after 3 s", at, &told, &figures).record()?;
     }
-    let figures = ["established", "syn_retransmits", "bare_acks"];
-    Row::quiet(
-        "a server that answers after 3 s",
-        "client",
-        &space,
+    let over = |line: &serde_json::Value| line["name"] == "slow_server" && line["ended"] == true;
+    agents[0].wait_line(20 * SECOND, over)?;
+    Ok(())
+}
+
+/// The application does not accept for a while, and its queue is long enough: handshakes are complete and
+/// nobody answers.
+#[test]
+fn a_server_that_accepts_late() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.server.serve(&ServeConfig {
+        no_accept_after: Some(10),
+        backlog: 4096,
+        ..ServeConfig::closing_first(pair.service())
+    })?;
+    let agents = [watch(&pair.client, &[])?, watch(&pair.server, &[])?];
+    let load = pair.client.load(&load(pair.service(), 10.0, 16, 20_000))?;
+    let (client, service) = (pair.client_address(), pair.service());
+    let told = named(
+        &agents[1],
+        "slow_server",
+        &Place::responder(client, service),
+    )?;
+    let waits = &told["evidence"]["waits"];
+    ensure!(waits["waiting"] == waits["unaccepted"], "{told}");
+    ensure!(told["confidence"] == "high", "{told}");
+    named(
+        &agents[0],
+        "slow_server",
+        &Place::initiator(client, service),
+    )?;
+    for agent in &agents {
+        only(agent, &["slow_server"])?;
+    }
+    println!("{:?}", load.stop()?);
+    let figures = ["waits.waiting", "waits.unaccepted", "syn_retransmits"];
+    Row::told(
+        "the application accepts late, its queue is long enough",
+        "server",
+        &told,
         &figures,
     )
     .record()
+}
+
+/// Polls that are answered after three seconds, on connections that are kept: nothing is slow.
+#[test]
+fn long_polls() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let _server = pair.server.serve(&ServeConfig {
+        keep_alive: true,
+        delay_ms: 3000,
+        ..ServeConfig::new(pair.service())
+    })?;
+    let agents = [watch(&pair.client, &[])?, watch(&pair.server, &[])?];
+    let polls = pair.client.pool(&PoolConfig {
+        connections: 16,
+        rate: 100.0,
+        ..PoolConfig::new(pair.service())
+    })?;
+    std::thread::sleep(25 * SECOND);
+    let place = Place::initiator(pair.client_address(), pair.service());
+    let space = place.of(&fresh(&agents[0])?)?;
+    for agent in &agents {
+        nothing_told(agent)?;
+    }
+    println!("{:?}", polls.stop()?);
+    let figures = ["established", "syn_retransmits", "bare_acks"];
+    Row::quiet("long polls on 16 connections", "client", &space, &figures).record()
 }
 
 /// A deploy under load: a server with two thousand connections and unread requests is killed, its kernel

@@ -218,7 +218,7 @@ pub fn name(context: &Context<'_>, view: &View<'_>) -> Option<Finding> {
 }
 
 /// So many opens are lost, or SYNs sent again, that it is not the ordinary loss of a network.
-fn is_more_than_chance(context: &Context<'_>, missing: u64, opens: u64) -> bool {
+pub fn is_more_than_chance(context: &Context<'_>, missing: u64, opens: u64) -> bool {
     let rules = &context.thresholds.loss;
     missing >= rules.min_lost && missing as f64 >= rules.min_ratio * opens as f64
 }

@@ -18,6 +18,7 @@ mod neighbours;
 mod port_exhaustion;
 mod refused;
 mod silence;
+mod slow_server;
 mod strangers;
 mod stuck_keepalive;
 mod tuple_collision;
@@ -103,7 +104,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -164,6 +165,10 @@ const RULES: [Rule; 14] = [
     Rule {
         finds: &[Verdict::DuplicateSyn],
         judge: Judge::Symptoms(bare_ack::duplicate_syn),
+    },
+    Rule {
+        finds: &[Verdict::SlowServer],
+        judge: Judge::Host(slow_server::slow_server),
     },
     Rule {
         finds: &[Verdict::SynFlood, Verdict::PortScan],
@@ -260,10 +265,17 @@ fn is_told_by_the_wire(context: &Context<'_>, view: &View<'_>) -> bool {
         netns: 0,
         ..*view.key
     };
-    let same_addresses = context.tables.spaces.get(&wire).is_some_and(|space| {
-        let seen = space.window(context.now, context.thresholds.window);
-        // What is dropped before it leaves this host passes no interface.
+    let same_addresses = context.tables.spaces.get(&wire);
+    let translated = context.tables.translated(view.key);
+    let seen = same_addresses
+        .map(|space| &**space)
+        .into_iter()
+        .chain(translated)
+        .map(|space| space.window(context.now, context.thresholds.window))
+        .reduce(|a, b| a.plus(&b));
+    // What is dropped before it leaves this host passes no interface.
+    let is_seen = seen.is_some_and(|seen| {
         seen.opens * 2 >= view.window.opens && (view.window.bare_acks == 0 || seen.bare_acks > 0)
     });
-    same_addresses || context.tables.is_on_wire(view.key)
+    is_seen || context.tables.is_on_wire(view.key)
 }

@@ -175,12 +175,16 @@ fn ruled_out(loss: &Loss, evidence: &Evidence) -> Vec<RuledOut> {
 
 #[cfg(test)]
 mod tests {
-    use tuplewatch_common::address::PortSpaceKey;
+    use tuplewatch_common::{
+        address::{Point, PortSpaceKey, Role, v4_mapped},
+        record::OpenerKey,
+    };
 
     use super::*;
     use crate::core::{
         egress::{Group, Members},
-        signature::testing::{Script, opens_to},
+        observation::Space3,
+        signature::testing::{Script, key, opens_to},
     };
 
     /// The device of recording 03: 200 ports for each destination, held for 62 s.
@@ -240,6 +244,45 @@ mod tests {
             host.finding(Verdict::NatSynDrop).evidence.syn_retransmits,
             0
         );
+    }
+
+    /// What pods open is seen on the wire with this host's address; conntrack tells whose it is.
+    #[test]
+    fn those_behind_a_translation_are_named_and_their_sockets_are_not_told_again() {
+        let wire = key(10, 8080, Role::Initiator, Point::Wire);
+        let pod = PortSpaceKey {
+            initiator: v4_mapped([10, 90, 0, 2]),
+            responder: v4_mapped([10, 96, 0, 10]),
+            responder_port: 80,
+            netns: 7,
+            ..opens_to(10)
+        };
+        let mut host = Script::with_groups(&[device()]);
+        let opener = OpenerKey {
+            space: pod,
+            pid: 4711,
+            pad: 0,
+        };
+        let mut asked = 0;
+        host.run(80, |h, second| {
+            let wanted = h.wanted();
+            asked += wanted.len();
+            for space in wanted {
+                assert_eq!(space, Space3::from(&wire));
+                h.behind.push((space, [Space3::from(&pod)].into()));
+            }
+            h.served(opens_to(20), 2);
+            full(h, wire, second, 0);
+            full(h, pod, second, 0);
+            let known = h.openers.entry(opener).or_default();
+            known.opens += 4;
+        });
+        assert!((1..=2).contains(&asked), "{asked} times");
+        let finding = host.finding(Verdict::NatSynDrop);
+        assert_eq!(finding.space, wire);
+        let pids: Vec<u32> = finding.opened_by.iter().map(|o| o.pid).collect();
+        assert_eq!(pids, [4711]);
+        assert_eq!(named(&host), [Verdict::NatSynDrop]);
     }
 
     #[test]
@@ -328,7 +371,7 @@ mod tests {
     fn initiators_on_this_host_share_the_device() {
         let mut host = Script::with_groups(&[device()]);
         let other = PortSpaceKey {
-            initiator: tuplewatch_common::address::v4_mapped([10, 0, 0, 2]),
+            initiator: v4_mapped([10, 0, 0, 2]),
             netns: 7,
             ..opens_to(10)
         };

@@ -14,7 +14,7 @@ use crate::core::{
     egress::{Egress, Group, Host},
     engine::Engine,
     finding::{Finding, Verdict},
-    observation::Snapshot,
+    observation::{Snapshot, Space3},
     profile,
     surroundings::{LocalPorts, Surroundings},
     threshold::Thresholds,
@@ -61,6 +61,8 @@ pub struct Script {
     pub openers: BTreeMap<OpenerKey, Opener>,
     /// Source ports of handshakes completed in this second.
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
+    /// What conntrack says is behind port spaces of the wire.
+    pub behind: Vec<(Space3, std::collections::BTreeSet<Space3>)>,
     /// HTTP/1 conversations with news.
     pub talks: Vec<crate::core::observation::Talk>,
     /// Connections that make no progress.
@@ -96,6 +98,7 @@ impl Script {
             ports: Vec::new(),
             talks: Vec::new(),
             stalled: Vec::new(),
+            behind: Vec::new(),
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
@@ -188,6 +191,7 @@ impl Script {
                 stalled: self.stalled.clone(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
+                behind: std::mem::take(&mut self.behind),
                 surroundings: Surroundings {
                     own_netns: OWN,
                     local_ports: self.local_ports.map(|p| (OWN, p)).into_iter().collect(),
@@ -210,6 +214,11 @@ impl Script {
         verdicts.sort_unstable();
         verdicts.dedup();
         verdicts
+    }
+
+    /// Port spaces of the wire of which the core wants to know what is behind them.
+    pub fn wanted(&self) -> Vec<Space3> {
+        self.engine.wanted()
     }
 
     /// The only finding of that kind.

@@ -11,7 +11,7 @@ use netlink_packet_core::{
 };
 use rustix::fd::OwnedFd;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 /// The kernel fills up to 32 KiB per read of a dump.
 pub(super) const BUFFER: usize = 64 * 1024;
@@ -44,37 +44,55 @@ pub(super) fn traffic_control(index: u32, handle: u32, parent: u32) -> Vec<u8> {
 /// Opens a netlink socket in the network namespace of the calling thread. It hears the multicast groups whose bits
 /// are set (bit 0 is group 1).
 pub(super) fn open(groups: u32, flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
     // NETLINK_ROUTE is 0, which rustix spells `None`.
-    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    open_for(None, groups, flags)
+}
+
+/// The same for another protocol than routes and links.
+fn open_for(protocol: Option<Protocol>, groups: u32, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let socket =
+        rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
 /// A netlink socket for requests.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     socket: OwnedFd,
     sequence: u32,
 }
 
 impl Socket {
     pub(super) fn open() -> io::Result<Self> {
-        let socket = open(0, SocketFlags::empty())?;
+        Self::open_for(None, SocketFlags::empty())
+    }
+
+    /// One of another protocol than routes and links.
+    pub(crate) fn open_for(protocol: Option<Protocol>, flags: SocketFlags) -> io::Result<Self> {
         Ok(Self {
-            socket,
+            socket: open_for(protocol, 0, flags)?,
             sequence: 0,
         })
     }
 
     /// Asks for a dump and gives the payload of each message to `each`. False if the kernel says that the data
     /// changed meanwhile.
-    pub(super) fn dump(&mut self, dump: Dump, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
+    pub(super) fn dump(&mut self, dump: Dump, each: impl FnMut(&[u8])) -> io::Result<bool> {
+        let (kind, fixed) = dump_request(dump);
+        self.dump_of(kind, &fixed, each)
+    }
+
+    /// The same for a request of that kind, with that fixed part and attributes.
+    pub(crate) fn dump_of(
+        &mut self,
+        kind: u16,
+        fixed: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<bool> {
         self.sequence += 1;
-        rustix::net::send(
-            &self.socket,
-            &dump_request(dump, self.sequence),
-            SendFlags::empty(),
-        )?;
+        let message = request(kind, NLM_F_DUMP, self.sequence, fixed);
+        rustix::net::send(&self.socket, &message, SendFlags::empty())?;
         let mut consistent = true;
         let mut buffer = vec![0; BUFFER];
         loop {
@@ -120,9 +138,9 @@ fn outcome(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     Ok(())
 }
 
-/// A dump request: header, the family's fixed part, and for links one attribute.
-fn dump_request(dump: Dump, sequence: u32) -> Vec<u8> {
-    let (kind, fixed) = match dump {
+/// Kind, the family's fixed part, and for links one attribute.
+fn dump_request(dump: Dump) -> (u16, Vec<u8>) {
+    match dump {
         Dump::Links => (libc::RTM_GETLINK, {
             let mut fixed = vec![0; 16];
             fixed.extend(8_u16.to_ne_bytes());
@@ -140,8 +158,7 @@ fn dump_request(dump: Dump, sequence: u32) -> Vec<u8> {
         Dump::Filters { index, parent } => {
             (libc::RTM_GETTFILTER, traffic_control(index, 0, parent))
         }
-    };
-    request(kind, NLM_F_DUMP, sequence, &fixed)
+    }
 }
 
 fn request(kind: u16, flags: u16, sequence: u32, fixed: &[u8]) -> Vec<u8> {
@@ -172,12 +189,12 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// The attributes of a message as type and value. Ends at the first that does not fit.
-pub(super) struct Attributes<'a> {
+pub(crate) struct Attributes<'a> {
     data: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
-    pub(super) fn new(data: &'a [u8]) -> Self {
+    pub(crate) const fn new(data: &'a [u8]) -> Self {
         Self { data }
     }
 }

@@ -18,6 +18,8 @@ pub struct Talks {
     changed: BTreeSet<u64>,
     /// Those whose latest response failed: their end is news.
     failing: BTreeSet<u64>,
+    /// Those with a request that waits: if they end without an answer, that is news too.
+    waiting: BTreeSet<u64>,
 }
 
 #[derive(Default)]
@@ -61,15 +63,22 @@ impl Talks {
     pub fn look(&mut self, mut closed: impl FnMut(u64) -> bool) -> Vec<Talk> {
         let mut hashes = std::mem::take(&mut self.changed);
         hashes.extend(&self.failing);
+        hashes.extend(self.waiting.iter().filter(|hash| closed(**hash)));
         let mut talks = Vec::with_capacity(hashes.len());
         for hash in hashes {
             let Some(entry) = self.all.get(&hash) else {
                 self.failing.remove(&hash);
+                self.waiting.remove(&hash);
                 continue;
             };
             let closed = closed(hash);
             if closed || !entry.conversation.is_failing() {
                 self.failing.remove(&hash);
+            }
+            if closed || entry.conversation.waiting == 0 {
+                self.waiting.remove(&hash);
+            } else {
+                self.waiting.insert(hash);
             }
             talks.push(Talk {
                 conversation: entry.conversation,

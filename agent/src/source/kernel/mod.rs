@@ -5,6 +5,7 @@ mod batch;
 mod census;
 mod chain;
 mod clock;
+mod conntrack;
 mod counters;
 mod diagnostics;
 mod ethtool;

@@ -55,6 +55,7 @@ impl Kernel {
             stalled,
             openers,
             globals,
+            behind: Vec::new(),
             surroundings: self.surroundings(),
         };
         Ok(snapshot)

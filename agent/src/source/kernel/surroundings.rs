@@ -1,11 +1,29 @@
 //! What the host around the port spaces is like: port ranges and counters, by network namespace.
 
-use std::time::Instant;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
-use super::{clock, load::Kernel};
-use crate::core::surroundings::Surroundings;
+use tracing::debug;
+
+use super::{clock, conntrack, load::Kernel};
+use crate::core::{observation::Space3, surroundings::Surroundings};
 
 impl Kernel {
+    /// What is behind port spaces of the wire that this host translates, one answer for each.
+    pub fn behind(&mut self, wanted: &[Space3]) -> Vec<(Space3, BTreeSet<Space3>)> {
+        let mut found = conntrack::originals(wanted).unwrap_or_else(|error| {
+            debug!("conntrack does not tell who is behind a translation: {error}");
+            BTreeMap::new()
+        });
+        // No answer is one too: it is not to be asked for at every look.
+        wanted
+            .iter()
+            .map(|wire| (*wire, found.remove(wire).unwrap_or_default()))
+            .collect()
+    }
+
     /// What is known now. Counters are read every few seconds only.
     pub(super) fn surroundings(&mut self) -> Surroundings {
         self.counters.refresh(Instant::now());
