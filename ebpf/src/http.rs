@@ -17,7 +17,7 @@ use crate::{
     layout::HTTP_SNIFF,
     maps::{HEADS, HEADS_LEN, HOOKED_GUEST, WORK},
     packet::{self, hooked},
-    skb::Linear,
+    skb::{Linear, Packet as _},
     tables::Maps,
 };
 

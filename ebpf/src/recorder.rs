@@ -1,16 +1,13 @@
 //! The flight recorder: headers of the segments that open and end connections, in a ring that is
 //! simply overwritten. The user side reads it when an alert fires.
 
-use aya_ebpf::{
-    bindings::__sk_buff,
-    cty::c_void,
-    helpers::{bpf_get_smp_processor_id, generated::bpf_skb_load_bytes},
-};
+use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::bpf_get_smp_processor_id};
 use tuplewatch_common::recorder::SNAP_LEN;
 
 use crate::{
     layout::{RECORDER_SECTIONS, RECORDER_SLOTS},
     maps::{RECORDER, RECORDER_NEXT},
+    skb::Packet,
 };
 
 /// Whether anything is recorded. A constant for the verifier, which drops what depends on it.
@@ -22,7 +19,7 @@ pub fn is_on() -> bool {
 /// Keeps the first `len` bytes of a packet, which must be headers and not none. A function of its own for the sake of
 /// the stack.
 #[inline(never)]
-pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
+pub fn keep<'a, B: Packet<'a>>(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
     let Some(next) = RECORDER_NEXT.get_ptr_mut(0) else {
         return 0;
     };
@@ -48,7 +45,7 @@ pub fn keep(skb: *mut __sk_buff, len: u32, flags: u32, now_ns: u64) -> u32 {
     unsafe {
         (&raw mut (*place).time_ns).write_volatile(0);
         let to = (&raw mut (*place).bytes).cast::<c_void>();
-        if bpf_skb_load_bytes(skb as *const c_void, 0, to, last as u32 + 1) != 0 {
+        if B::load(skb, 0, to, last as u32 + 1) != 0 {
             return 0;
         }
         (*place).ifindex = (*skb).ifindex;
