@@ -91,12 +91,12 @@ fn is_calm(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
+/// What an agent says of itself on `/status`, and its alert if one was waited for.
+type Told = (Value, Option<Value>);
+
 /// Runs the incident with agents at the server and at the first client, each started by a command; gives what
 /// both say of themselves while they watch, server first.
-fn run(
-    command: impl Fn() -> Result<Command>,
-    found_at: &[&str],
-) -> Result<(Incident, Vec<(Value, Option<Value>)>)> {
+fn run(command: impl Fn() -> Result<Command>, found_at: &[&str]) -> Result<(Incident, Vec<Told>)> {
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;
     let hosts = [&incident.server, &incident.clients[0]];
