@@ -16,7 +16,7 @@ use crate::{
     maps::{HEADS, HEADS_LEN, HOOKED_GUEST, LOOKS, WORK},
     packet::{self, coarse_ns, hooked},
     recorder,
-    skb::Linear,
+    skb::{Linear, Packet as _},
     tables::Maps,
 };
 
@@ -137,7 +137,7 @@ pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32,
             && let Message::Response { status } = message
         {
             let marks = recorder::marks::<EGRESS>(&at, status);
-            recorder::keep(ctx.skb.skb, offset, marks, seen.now_ns);
+            recorder::keep::<Linear>(ctx.skb.skb, offset, marks, seen.now_ns);
         }
     }
 }

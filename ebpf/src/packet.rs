@@ -24,7 +24,7 @@ use crate::{
     layout::COARSE_CLOCK,
     maps::{ASK_HOOKED, HOOKED, HOOKED_FAST, HOOKED_FAST_LEN, HOOKED_GUEST, SEARCH, WORK, count},
     recorder,
-    skb::{Anywhere, Linear},
+    skb::{Anywhere, FromNetwork, Linear, Packet, is_network_at_data},
     tables::{Maps, with_space},
 };
 
@@ -63,6 +63,9 @@ pub fn tuplewatch_ip_out(ctx: TcContext) -> i32 {
 /// at once, without a helper call.
 #[inline(always)]
 fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
+    if HEADER == 0 && !is_network_at_data(ctx) {
+        return not_linear::<FromNetwork, 0, EGRESS>(ctx);
+    }
     let bytes = Linear::new(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
         Ok(at) => {
@@ -78,9 +81,9 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
             if at.flags & (SYN | FIN | RST) == 0 && !is_being_opened(&bytes, &at) {
                 return;
             }
-            linear::<EGRESS>(ctx, pack(&at), at.payload_len);
+            located::<Linear, EGRESS>(ctx, pack(&at), at.payload_len);
         }
-        Err(NotSegment::Truncated) => not_linear::<HEADER, EGRESS>(ctx),
+        Err(NotSegment::Truncated) => not_linear::<Anywhere, HEADER, EGRESS>(ctx),
         Err(NotSegment::Fragment) => count(Global::Fragments),
         Err(NotSegment::Malformed) => count(Global::Unreadable),
         Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
@@ -97,8 +100,12 @@ fn is_being_opened<B: Bytes>(bytes: &B, at: &Located) -> bool {
 
 /// A function of its own, as is [`not_linear`], so that the stacks of both do not add up.
 #[inline(never)]
-fn linear<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32) {
-    take::<_, EGRESS>(ctx, &Linear::new(ctx), &unpack(packed, payload_len));
+fn located<'a, B: Packet<'a>, const EGRESS: bool>(
+    ctx: &'a TcContext,
+    packed: u64,
+    payload_len: u32,
+) {
+    take::<B, EGRESS>(ctx, &B::new(ctx), &unpack(packed, payload_len));
 }
 
 /// What was located, in a register: finding it again would cost as much as a look-up.
@@ -123,12 +130,14 @@ pub fn unpack(packed: u64, payload_len: u32) -> Located {
     }
 }
 
-/// The headers are not in the linear part.
+/// The headers are not in the linear part, or not where the data begin.
 #[inline(never)]
-fn not_linear<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
-    let bytes = Anywhere(ctx);
+fn not_linear<'a, B: Packet<'a>, const HEADER: usize, const EGRESS: bool>(ctx: &'a TcContext) {
+    let bytes = B::new(ctx);
     match locate::<_, HEADER>(ctx, &bytes) {
-        Ok(at) if !is_plain_data(at.flags, at.payload_len) => take::<_, EGRESS>(ctx, &bytes, &at),
+        Ok(at) if !is_plain_data(at.flags, at.payload_len) => {
+            located::<B, EGRESS>(ctx, pack(&at), at.payload_len);
+        }
         Ok(_) | Err(NotSegment::NotIp | NotSegment::NotTcp) => {}
         Err(NotSegment::Fragment) => count(Global::Fragments),
         Err(NotSegment::Malformed | NotSegment::Truncated) => count(Global::Unreadable),
@@ -150,7 +159,7 @@ fn locate<B: Bytes, const HEADER: usize>(
 
 /// Takes a segment that may concern a table.
 #[inline(always)]
-fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) {
+fn take<'a, B: Packet<'a>, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) {
     let Some(work) = WORK.get_ptr_mut(0) else {
         return;
     };
@@ -190,7 +199,7 @@ fn take<B: Bytes, const EGRESS: bool>(ctx: &TcContext, bytes: &B, at: &Located) 
         && let Some(word) = bytes.u16(at.tcp_offset + 12)
     {
         let end = at.tcp_offset as u32 + (word as u32 >> 12) * 4;
-        recorder::keep(ctx.skb.skb, end, recorder::marks::<EGRESS>(at, 0), now_ns);
+        recorder::keep::<B>(ctx.skb.skb, end, recorder::marks::<EGRESS>(at, 0), now_ns);
     }
     observe(&mut Maps, work, &seen);
     if EGRESS && is_syn {

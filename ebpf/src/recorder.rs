@@ -5,7 +5,7 @@
 use aya_ebpf::{
     bindings::__sk_buff,
     cty::c_void,
-    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_skb_load_bytes},
+    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns},
     programs::TcContext,
 };
 use tuplewatch_common::{
@@ -18,7 +18,7 @@ use crate::{
     layout::{RECORDER_SECTIONS, RECORDER_SLOTS},
     maps::{RECORDER, RECORDER_NEXT, RECORDER_WATCHED, WORK},
     packet,
-    skb::Linear,
+    skb::{Linear, Packet},
 };
 
 /// Whether anything is recorded. A constant for the verifier, which drops what depends on it.
@@ -74,13 +74,13 @@ fn keep_watched<const EGRESS: bool>(ctx: &TcContext, packed: u64) -> u32 {
     let marks = marks::<EGRESS>(&at, 0);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
-    keep(ctx.skb.skb, (packed >> 48) as u32, marks, now_ns)
+    keep::<Linear>(ctx.skb.skb, (packed >> 48) as u32, marks, now_ns)
 }
 
 /// Keeps the first `len` bytes of a packet, which must be headers and not none. A function of its own for the sake of
 /// the stack.
 #[inline(never)]
-pub fn keep(skb: *mut __sk_buff, len: u32, marks: u32, now_ns: u64) -> u32 {
+pub fn keep<'a, B: Packet<'a>>(skb: *mut __sk_buff, len: u32, marks: u32, now_ns: u64) -> u32 {
     let Some(next) = RECORDER_NEXT.get_ptr_mut(0) else {
         return 0;
     };
@@ -106,7 +106,7 @@ pub fn keep(skb: *mut __sk_buff, len: u32, marks: u32, now_ns: u64) -> u32 {
     unsafe {
         (&raw mut (*place).time_ns).write_volatile(0);
         let to = (&raw mut (*place).bytes).cast::<c_void>();
-        if bpf_skb_load_bytes(skb as *const c_void, 0, to, last as u32 + 1) != 0 {
+        if B::load(skb, 0, to, last as u32 + 1) != 0 {
             return 0;
         }
         (*place).ifindex = (*skb).ifindex;

@@ -1,7 +1,43 @@
 //! How the parser of [`tuplewatch_common`] reads an skb.
 
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_hdr_start_off::BPF_HDR_START_NET},
+    cty::c_void,
+    helpers::generated::{bpf_skb_load_bytes, bpf_skb_load_bytes_relative},
+    programs::TcContext,
+};
 use tuplewatch_common::bytes::Bytes;
+
+/// A way to read the packet that a program is run for.
+pub trait Packet<'a>: Bytes {
+    /// Looks at the skb of `ctx`.
+    fn new(ctx: &'a TcContext) -> Self;
+
+    /// Copies bytes of the packet; 0 if there were as many.
+    ///
+    /// # Safety
+    /// `skb` is the program's own context, and `to` has room for so many bytes.
+    #[inline(always)]
+    unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut c_void, len: u32) -> i64 {
+        // SAFETY: the caller's.
+        unsafe { bpf_skb_load_bytes(skb.cast(), offset, to, len) as i64 }
+    }
+}
+
+/// Whether the data begin with the network header: true but for what a tunnel has taken out of its own
+/// headers and has left there.
+#[inline(always)]
+pub fn is_network_at_data(ctx: &TcContext) -> bool {
+    // Within these bytes are the lengths of IPv4 and of IPv6, and those of an outer header are greater.
+    let (mut at_data, mut at_network) = (0_u64, 0_u64);
+    let skb = ctx.skb.skb;
+    // SAFETY: there is room for eight bytes each.
+    unsafe {
+        Anywhere::load(skb, 0, (&raw mut at_data).cast(), 8);
+        FromNetwork::load(skb, 0, (&raw mut at_network).cast(), 8);
+    }
+    at_data == at_network
+}
 
 /// The linear part of an skb, read directly: 66 bytes in nearly every one.
 pub struct Linear {
@@ -10,17 +46,18 @@ pub struct Linear {
     wire_len: usize,
 }
 
-impl Linear {
-    /// Looks at the skb of `ctx`.
+impl Packet<'_> for Linear {
     #[inline(always)]
-    pub fn new(ctx: &TcContext) -> Self {
+    fn new(ctx: &TcContext) -> Self {
         Self {
             skb: ctx.skb.skb,
             data: ctx.data(),
             wire_len: ctx.len() as usize,
         }
     }
+}
 
+impl Linear {
     /// Where the field is, if it lies within the linear part.
     #[inline(always)]
     fn at(&self, offset: usize, size: usize) -> Option<usize> {
@@ -103,53 +140,94 @@ impl Bytes for Linear {
 }
 
 /// An skb read by one helper call per field: slow, for the rare one whose headers are not linear.
-pub struct Anywhere<'a>(pub &'a TcContext);
+pub struct Anywhere<'a>(&'a TcContext);
 
-impl Anywhere<'_> {
-    /// Four bytes in network byte order. Everything that is read stands at least four bytes before
-    /// the end of its header, so shorter fields are cut out of these.
+/// An skb read by one helper call per field, from its network header on wherever its data begin: slow, for
+/// what a tunnel has unpacked and left its own headers in front of. (sit, ipip and GRE did so before Linux 5.14, and
+/// GRE without a fixed peer still does.) The helper reads the linear part only. HTTP/1 is not looked
+/// for there, as nothing tells how far the payload is from the data.
+pub struct FromNetwork<'a>(&'a TcContext);
+
+impl<'a> Packet<'a> for Anywhere<'a> {
     #[inline(always)]
-    fn word(&self, offset: usize) -> Option<u32> {
-        u32::try_from(word(self.0, offset)).ok()
+    fn new(ctx: &'a TcContext) -> Self {
+        Self(ctx)
     }
 }
 
-/// A function of its own, so that there is one local for the helper to write to instead of one per
-/// field. Above 32 bits for a failure.
+impl<'a> Packet<'a> for FromNetwork<'a> {
+    #[inline(always)]
+    fn new(ctx: &'a TcContext) -> Self {
+        Self(ctx)
+    }
+
+    #[inline(always)]
+    unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut c_void, len: u32) -> i64 {
+        // SAFETY: the caller's.
+        unsafe {
+            bpf_skb_load_bytes_relative(skb.cast(), offset, to, len, BPF_HDR_START_NET) as i64
+        }
+    }
+}
+
+/// Four bytes in network byte order, above 32 bits for a failure. A function of its own, so that there is
+/// one local for the helper to write to instead of one per field.
 #[inline(never)]
-fn word(ctx: &TcContext, offset: usize) -> u64 {
-    ctx.load::<u32>(offset)
-        .map_or(u64::MAX, |word| u32::from_be(word) as u64)
+fn word<'a, B: Packet<'a>>(ctx: &'a TcContext, offset: usize) -> u64 {
+    let mut word = 0_u32;
+    // SAFETY: there is room for four bytes.
+    let result = unsafe { B::load(ctx.skb.skb, offset as u32, (&raw mut word).cast(), 4) };
+    if result == 0 {
+        u32::from_be(word) as u64
+    } else {
+        u64::MAX
+    }
 }
 
-impl Bytes for Anywhere<'_> {
-    #[inline(always)]
-    fn u8(&self, offset: usize) -> Option<u8> {
-        self.word(offset).map(|w| (w >> 24) as u8)
-    }
-    #[inline(always)]
-    fn u16(&self, offset: usize) -> Option<u16> {
-        self.word(offset).map(|w| (w >> 16) as u16)
-    }
-    #[inline(always)]
-    fn u32(&self, offset: usize) -> Option<u32> {
-        self.word(offset)
-    }
-    #[inline(always)]
-    fn array4(&self, offset: usize) -> Option<[u8; 4]> {
-        self.word(offset).map(u32::to_be_bytes)
-    }
-    #[inline(always)]
-    fn array16(&self, offset: usize) -> Option<[u8; 16]> {
-        let [a, b] = [self.array4(offset)?, self.array4(offset + 4)?];
-        let [c, d] = [self.array4(offset + 8)?, self.array4(offset + 12)?];
-        Some([
-            a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1],
-            d[2], d[3],
-        ])
-    }
-    #[inline(always)]
-    fn wire_len(&self) -> usize {
-        self.0.len() as usize
-    }
+macro_rules! bytes_by_calls {
+    ($name:ident) => {
+        impl $name<'_> {
+            /// Everything that is read stands at least four bytes before the end of its header, so
+            /// shorter fields are cut out of four.
+            #[inline(always)]
+            fn word(&self, offset: usize) -> Option<u32> {
+                u32::try_from(word::<Self>(self.0, offset)).ok()
+            }
+        }
+
+        impl Bytes for $name<'_> {
+            #[inline(always)]
+            fn u8(&self, offset: usize) -> Option<u8> {
+                self.word(offset).map(|w| (w >> 24) as u8)
+            }
+            #[inline(always)]
+            fn u16(&self, offset: usize) -> Option<u16> {
+                self.word(offset).map(|w| (w >> 16) as u16)
+            }
+            #[inline(always)]
+            fn u32(&self, offset: usize) -> Option<u32> {
+                self.word(offset)
+            }
+            #[inline(always)]
+            fn array4(&self, offset: usize) -> Option<[u8; 4]> {
+                self.word(offset).map(u32::to_be_bytes)
+            }
+            #[inline(always)]
+            fn array16(&self, offset: usize) -> Option<[u8; 16]> {
+                let [a, b] = [self.array4(offset)?, self.array4(offset + 4)?];
+                let [c, d] = [self.array4(offset + 8)?, self.array4(offset + 12)?];
+                Some([
+                    a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0],
+                    d[1], d[2], d[3],
+                ])
+            }
+            #[inline(always)]
+            fn wire_len(&self) -> usize {
+                self.0.len() as usize
+            }
+        }
+    };
 }
+
+bytes_by_calls!(Anywhere);
+bytes_by_calls!(FromNetwork);

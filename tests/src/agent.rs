@@ -71,7 +71,16 @@ impl Host {
     /// # Errors
     /// If the binary is missing or cannot be started.
     pub fn agent(&self, config: AgentConfig) -> Result<Agent> {
-        let mut command = Command::new(config.binary()?);
+        let command = Command::new(config.binary()?);
+        self.agent_as(command, config)
+    }
+
+    /// Starts the agent by a command that begins with other programs, such as one that takes rights away.
+    /// They must become the agent, so that its process is theirs.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn agent_as(&self, mut command: Command, config: AgentConfig) -> Result<Agent> {
         command
             .args(["run", "--format", "json"])
             .args(&config.args)

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::programs::{LinkOrder, TcAttachType};
 use serde_json::Value;
 use support::SECOND;
-use support::confined::{Binary, NOBODY};
+use support::confined::{Binary, NOBODY, without_btf, without_tcx};
 use support::foreign::{Foreign, SIDES};
 use support::kernel::{Held, chain};
 use tuplewatch_tests::prelude::*;
@@ -274,12 +274,7 @@ fn capabilities_of_a_user_namespace_do_not_count() -> Result<()> {
 #[test]
 fn without_btf_the_wire_is_left() -> Result<()> {
     let pair = Pair::new(PairConfig::default())?;
-    let mut command = Command::new("unshare");
-    let script = "mount -t tmpfs none /sys/kernel/btf && exec \"$@\"";
-    command
-        .args(["--mount", "sh", "-c", script, "sh"])
-        .arg(AgentConfig::default().binary()?);
-    let said = said(&pair.server, command, &[])?;
+    let said = said(&pair.server, without_btf()?, &[])?;
     assert_eq!(said.code, Some(1), "{:#}", said.report);
     assert_eq!(said.report["left"], "packets", "{:#}", said.report);
     assert_eq!(said.check("btf", None)["level"], "fail");
@@ -287,6 +282,21 @@ fn without_btf_the_wire_is_left() -> Result<()> {
     let hook = said.check("hook", Some("socket hooks"));
     let remedy = hook["remedy"].as_str().context("remedy")?;
     assert!(remedy.contains("CONFIG_DEBUG_INFO_BTF"), "{remedy}");
+    Ok(())
+}
+
+/// Without tcx all is left, by clsact.
+#[test]
+fn without_tcx_clsact_is_found() -> Result<()> {
+    let pair = Pair::new(PairConfig::default())?;
+    let before = qdiscs(&pair.server)?;
+    let said = said(&pair.server, without_tcx()?, &[])?;
+    assert_eq!(said.code, Some(0), "{:#}", said.report);
+    assert_eq!(said.report["left"], "all");
+    let interface = said.check("interface", Some("eth0"));
+    let found = interface["found"].as_str().context("found")?;
+    assert!(found.starts_with("hooked by clsact"), "{found}");
+    assert_eq!(qdiscs(&pair.server)?, before);
     Ok(())
 }
 

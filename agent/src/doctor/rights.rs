@@ -42,7 +42,8 @@ const NEEDED: [Capability; 3] = [
         name: "CAP_PERFMON",
         bit: 38,
         purpose: "programs that read kernel memory",
-        lost: "hooks whose programs read kernel memory cannot be loaded: all of them",
+        lost: "no hook can be loaded: those at sockets read kernel memory, and the one at interfaces moves \
+               pointers into packets by what it finds there",
     },
     Capability {
         name: "CAP_NET_ADMIN",

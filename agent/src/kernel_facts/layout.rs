@@ -109,7 +109,7 @@ layout! {
         // struct inet_sock, struct tcp_sock, struct inet_connection_sock: full sockets only.
 
         /// Own port, network order. It is still 0 at SYN_SENT → CLOSE only if connect() found no port.
-        inet_sport: inet_sock "inet_sport" 2 Needs::essential(&[Lifecycle]);
+        inet_sport: inet_sock "inet_sport" 2 Needs::essential(&[Lifecycle, SendReset]);
         /// Error of the socket (`errno`), why connect() failed.
         sk_err: sock "sk_err" 4 Needs::detail(&[Lifecycle]);
         /// First byte not acknowledged yet; ISN + 1 at SYN_SENT → ESTABLISHED.

@@ -3,6 +3,7 @@
 
 mod extract;
 mod look_up;
+mod reads;
 mod writer;
 
 use proptest::prelude::*;

@@ -151,3 +151,63 @@ fn log_cost(name: &str, info: Result<aya::programs::ProgramInfo, ProgramError>) 
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel_facts::Missing;
+
+    fn resolved(missing: &[(Hook, bool)]) -> Resolved {
+        let missing = missing.iter().map(|(group, essential)| Missing {
+            group: *group,
+            member: "sock.sk".to_owned(),
+            why: "it is gone".to_owned(),
+            essential: *essential,
+        });
+        Resolved {
+            layout: Layout::UNKNOWN,
+            missing: missing.collect(),
+        }
+    }
+
+    /// Whether a hook is attached, and what is said of it.
+    fn tried(hook: Hook, resolved: &Resolved) -> (bool, HookStatus) {
+        let mut attached = false;
+        let status = with_layout(hook, resolved, || {
+            attached = true;
+            Ok(())
+        });
+        (attached, status)
+    }
+
+    #[test]
+    fn a_hook_that_lacks_what_it_needs_is_not_attached() {
+        let resolved = resolved(&[(Hook::Census, true), (Hook::Lifecycle, false)]);
+        let (attached, census) = tried(Hook::Census, &resolved);
+        assert!(!attached);
+        assert_eq!(census.verdict, Verdict::Off);
+        assert!(census.why.contains("sock.sk: it is gone"), "{}", census.why);
+        assert!(census.lost.contains("TIME_WAIT"), "{}", census.lost);
+        let (attached, lifecycle) = tried(Hook::Lifecycle, &resolved);
+        assert!(attached);
+        assert_eq!(lifecycle.verdict, Verdict::Degraded);
+        assert!(lifecycle.why.contains("tells less"), "{}", lifecycle.why);
+        let (attached, retransmit) = tried(Hook::Retransmit, &resolved);
+        assert!(attached);
+        assert_eq!(retransmit.verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_hook_whose_arguments_have_moved_is_not_attached() {
+        let mut resolved = resolved(&[]);
+        resolved.layout.send_reset_skb = 2;
+        let (attached, status) = tried(Hook::SendReset, &resolved);
+        assert!(!attached);
+        assert_eq!(status.verdict, Verdict::Off);
+        assert!(
+            status.why.contains("number 2 here, expected 1"),
+            "{}",
+            status.why
+        );
+    }
+}

@@ -54,13 +54,15 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Nothing is wrong but the rights: trying again helps nobody.
+    /// A right is missing: trying again helps nobody.
     #[must_use]
     pub fn is_permission(&self) -> bool {
         match self {
             Self::Permission(_) => true,
             Self::Object(_) => false,
-            Self::Nothing(hooks) => hooks.iter().all(|hook| hook.why.contains(EPERM)),
+            // Not of all hooks it is the system call that says so: without CAP_PERFMON it is the verifier
+            // that refuses the packet hook.
+            Self::Nothing(hooks) => hooks.iter().any(|hook| hook.why.contains(EPERM)),
         }
     }
 }
@@ -82,7 +84,8 @@ impl fmt::Display for LoadError {
                 for hook in hooks {
                     writeln!(f, "  {}: {}", hook.name, hook.detail())?;
                 }
-                Ok(())
+                write!(f, "`tuplewatch doctor` says what is missing; ")?;
+                write!(f, "`tuplewatch replay` judges captures without any right")
             }
         }
     }
