@@ -1,0 +1,78 @@
+//! Which tests run in a guest.
+
+/// Some tests of one binary.
+pub struct Job {
+    /// What it is called.
+    pub name: &'static str,
+    /// The binary.
+    pub test: &'static str,
+    /// Names of its tests.
+    tests: &'static [&'static str],
+    /// Runs with every `cargo xtask test`.
+    pub always: bool,
+    /// Seconds it may take. An emulated machine is 4 to 30 times slower.
+    limit: u32,
+}
+
+/// All, the most telling first.
+pub const ALL: &[Job] = &[
+    Job {
+        name: "kernel",
+        test: "kernel",
+        tests: &["verdicts"],
+        always: true,
+        limit: 300,
+    },
+    Job {
+        name: "content",
+        test: "kernel",
+        tests: &["content_ipv4", "content_ipv6"],
+        always: true,
+        limit: 300,
+    },
+    Job {
+        name: "incident",
+        test: "incident",
+        tests: &["healed"],
+        always: true,
+        limit: 300,
+    },
+    Job {
+        name: "incident-ipv6",
+        test: "incident",
+        tests: &["healed_ipv6"],
+        always: true,
+        limit: 300,
+    },
+    Job {
+        name: "loopback",
+        test: "loopback",
+        tests: &["counts_once"],
+        always: true,
+        limit: 120,
+    },
+];
+
+impl Job {
+    /// As the guest reads it.
+    pub fn line(&self, program: &str) -> String {
+        let mut words = vec![
+            self.name.to_owned(),
+            self.limit.to_string(),
+            program.to_owned(),
+        ];
+        words.extend(["--exact", "--test-threads", "1"].map(str::to_owned));
+        words.extend(self.tests.iter().map(|test| (*test).to_owned()));
+        words.join("\t")
+    }
+
+    /// How many tests it has.
+    pub fn count(&self) -> u64 {
+        self.tests.len() as u64
+    }
+
+    /// The longest it may take in seconds.
+    pub fn limit(&self) -> u64 {
+        u64::from(self.limit)
+    }
+}
