@@ -4,6 +4,7 @@ mod archive;
 mod guest;
 mod jobs;
 mod kernels;
+mod page;
 mod qemu;
 mod suites;
 
@@ -56,6 +57,9 @@ pub struct Args {
     /// Run this agent instead of building one
     #[arg(long)]
     agent: Option<PathBuf>,
+    /// Wait so many times longer, on a machine with other work
+    #[arg(long, default_value_t = 1)]
+    patience: u32,
 }
 
 /// How a kernel's run ended.
@@ -68,6 +72,15 @@ pub struct Run {
     failures: Vec<String>,
     lines: Vec<String>,
     elapsed: Duration,
+}
+
+/// What all machines of a run have in common.
+struct Load<'a> {
+    /// The archive with programs and tests.
+    shared: &'a [u8],
+    jobs: &'a [&'static Job],
+    /// How many times longer they may take.
+    patience: u32,
 }
 
 /// Where kernels, QEMU and the runs are kept.
@@ -94,8 +107,24 @@ pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
     setup::ensure(paths, Needs::BUILD | Needs::VM)?;
     build::build(paths, &build::Args::ebpf_only(args.agent.is_some()))?;
     let agent = args.agent.clone().unwrap_or_else(|| paths.agent(false));
-    let runs = run(paths, &kernels, &jobs, &agent)?;
+    let runs = run(paths, &kernels, &jobs, &agent, args.patience)?;
     Ok(conclude(&runs))
+}
+
+/// The step of `cargo xtask test`: a few tests on a few kernels. Returns how many tests passed and failed, and whether
+/// all is well.
+///
+/// # Errors
+/// If something is missing, other than kernels.
+pub fn step(paths: &Paths) -> Result<(Tests, bool)> {
+    let kernels: Vec<_> = kernels::ALL.iter().filter(|k| k.always).collect();
+    let jobs: Vec<_> = jobs::ALL.iter().filter(|j| j.always).collect();
+    let runs = run(paths, &kernels, &jobs, &paths.agent(false), 1)?;
+    let mut tests = Tests::default();
+    for run in &runs {
+        tests += run.tests;
+    }
+    Ok((tests, conclude(&runs)))
 }
 
 fn list() {
@@ -140,6 +169,7 @@ fn run(
     kernels: &[&'static Kernel],
     jobs: &[&'static Job],
     agent: &Path,
+    patience: u32,
 ) -> Result<Vec<Run>> {
     fs::create_dir_all(folder(paths)).context("making target/vm")?;
     let mut tests: Vec<&str> = jobs.iter().map(|job| job.test).collect();
@@ -170,7 +200,17 @@ fn run(
                         .unwrap_or_else(PoisonError::into_inner)
                         .pop_front();
                     let Some((kernel, image)) = next else { break };
-                    let run = boot(paths, &qemu, kernel, &image, &shared, jobs);
+                    let run = boot(
+                        paths,
+                        &qemu,
+                        kernel,
+                        &image,
+                        &Load {
+                            shared: &shared,
+                            jobs,
+                            patience,
+                        },
+                    );
                     runs.lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .push(run);
@@ -187,8 +227,7 @@ fn boot(
     qemu: &Qemu,
     kernel: &'static Kernel,
     image: &Image,
-    shared: &[u8],
-    jobs: &[&'static Job],
+    load: &Load<'_>,
 ) -> Run {
     let start = Instant::now();
     let mut run = Run {
@@ -201,8 +240,14 @@ fn boot(
     };
     say!("vm: {} ({}): starts", kernel.name, image.release);
     let at = folder(paths).join("runs").join(kernel.name);
-    if let Err(error) = boot_in(&at, qemu, kernel, image, shared, jobs, &mut run) {
-        run.failures.push(format!("{error:#}"));
+    let ended = boot_in(&at, qemu, kernel, image, load, &mut run);
+    let recorded = found(&Ports::new(&at)).and_then(|found| match found {
+        Some(found) => page::record(paths, kernel.name, &found),
+        None => Ok(()),
+    });
+    for result in [ended, recorded] {
+        run.failures
+            .extend(result.err().map(|error| format!("{error:#}")));
     }
     run.elapsed = start.elapsed();
     let ended = if run.failures.is_empty() {
@@ -224,17 +269,22 @@ fn boot_in(
     qemu: &Qemu,
     kernel: &Kernel,
     image: &Image,
-    shared: &[u8],
-    jobs: &[&'static Job],
+    load: &Load<'_>,
     run: &mut Run,
 ) -> Result<()> {
+    let Load {
+        shared,
+        jobs,
+        patience,
+    } = *load;
     fs::create_dir_all(at).with_context(|| at.display().to_string())?;
     let archive = at.join("initrd");
-    let own = guest::own(&image.modules(guest::MODULES)?, jobs, kernel.name)?;
+    let own = guest::own(&image.modules(guest::MODULES)?, jobs, kernel.name, patience)?;
     fs::write(&archive, [shared, &own].concat()).with_context(|| archive.display().to_string())?;
     let ports = Ports::new(at);
     let limit = BOOT + jobs.iter().map(|job| job.limit()).sum::<u64>();
-    let ended = qemu.run(&image.vmlinux, &archive, &ports, Duration::from_secs(limit));
+    let limit = Duration::from_secs(limit) * patience;
+    let ended = qemu.run(&image.vmlinux, &archive, &ports, limit);
     fs::remove_file(&archive).with_context(|| archive.display().to_string())?;
     let status = read(&ports.status);
     let output = read(&ports.output);
@@ -266,6 +316,24 @@ fn boot_in(
         run.failures.push(format!("{why}; the console:\n{said}"));
     }
     ended
+}
+
+/// What the test of the hooks left, if it ran.
+fn found(ports: &Ports) -> Result<Option<serde_json::Value>> {
+    let bytes = fs::read(&ports.files).with_context(|| ports.files.display().to_string())?;
+    let mut rest = &bytes[..];
+    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(&rest[..end]).into_owned();
+        let (name, length) = line.split_once(' ').context("a name and a length")?;
+        let length: usize = length.trim().parse().with_context(|| line.clone())?;
+        let content = rest[end + 1..].get(..length);
+        let content = content.with_context(|| format!("{name} did not come whole"))?;
+        if name == page::FILE {
+            return Ok(Some(serde_json::from_slice(content)?));
+        }
+        rest = &rest[end + 1 + length..];
+    }
+    Ok(None)
 }
 
 fn read(path: &Path) -> String {

@@ -45,6 +45,9 @@ pub const MODULES: &[&str] = &[
     "nf_conntrack_netlink",
 ];
 
+/// How many times longer the tests wait than on a real machine.
+const EMULATED: u32 = 4;
+
 /// The programs that cargo built.
 pub struct Built {
     /// Binaries of the package `tests` by name: its programs and its tests.
@@ -134,7 +137,7 @@ pub fn shared(paths: &Paths, built: &Built, agent: &Path, tests: &[&str]) -> Res
 ///
 /// # Errors
 /// If a module does not unpack.
-pub fn own(modules: &[PathBuf], jobs: &[&Job], name: &str) -> Result<Vec<u8>> {
+pub fn own(modules: &[PathBuf], jobs: &[&Job], name: &str, patience: u32) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut order = String::new();
     for path in modules {
@@ -144,10 +147,14 @@ pub fn own(modules: &[PathBuf], jobs: &[&Job], name: &str) -> Result<Vec<u8>> {
         order += &format!("{file}\n");
     }
     archive.bytes("/modules/order", 0o644, order.as_bytes());
-    let lines: Vec<String> = jobs.iter().map(|job| job.line(&at(job.test))).collect();
+    let lines: Vec<String> = jobs
+        .iter()
+        .map(|job| job.line(&at(job.test), patience))
+        .collect();
     archive.bytes("/jobs", 0o644, (lines.join("\n") + "\n").as_bytes());
+    let waits = EMULATED * patience;
     let environment = format!(
-        "PATH=/bin\nHOME=/\nTMPDIR=/tmp\nRUST_BACKTRACE=0\nLAB_PATIENCE=4\nLAB_PEER=/bin/lab-peer\nTUPLEWATCH_BIN=/bin/tuplewatch\n\
+        "PATH=/bin\nHOME=/\nTMPDIR=/tmp\nRUST_BACKTRACE=0\nLAB_PATIENCE={waits}\nLAB_PEER=/bin/lab-peer\nTUPLEWATCH_BIN=/bin/tuplewatch\n\
          TUPLEWATCH_FOREIGN_OBJECT=/foreign.o\nTUPLEWATCH_KERNEL={name}\nTUPLEWATCH_OUT=/out\n"
     );
     archive.bytes("/environment", 0o644, environment.as_bytes());

@@ -41,24 +41,49 @@ pub const ALL: &[Job] = &[
         name: "incident-ipv6",
         test: "incident",
         tests: &["healed_ipv6"],
-        always: true,
+        always: false,
         limit: 300,
     },
     Job {
         name: "loopback",
         test: "loopback",
         tests: &["counts_once"],
-        always: true,
+        always: false,
         limit: 120,
+    },
+    Job {
+        name: "local-ports",
+        test: "exhaustion",
+        tests: &["host::connect_finds_no_port"],
+        always: false,
+        limit: 300,
+    },
+    Job {
+        name: "foreign",
+        test: "foreign",
+        tests: &["a_clsact_filter_before_us", "a_clsact_filter_after_us"],
+        always: false,
+        limit: 300,
+    },
+    Job {
+        name: "namespaces",
+        test: "namespaces",
+        tests: &[
+            "an_interface_removed_and_added_again",
+            "a_restricted_agent_sees_its_own_only",
+            "an_interface_that_comes_later",
+        ],
+        always: false,
+        limit: 300,
     },
 ];
 
 impl Job {
     /// As the guest reads it.
-    pub fn line(&self, program: &str) -> String {
+    pub fn line(&self, program: &str, patience: u32) -> String {
         let mut words = vec![
             self.name.to_owned(),
-            self.limit.to_string(),
+            (self.limit * patience).to_string(),
             program.to_owned(),
         ];
         words.extend(["--exact", "--test-threads", "1"].map(str::to_owned));
