@@ -108,8 +108,9 @@ fn work() -> Result<()> {
             "job {name} {code} {:.1}",
             start.elapsed().as_secs_f64()
         ));
+        // Now, as a later job may bring the machine down.
+        hand_over()?;
     }
-    hand_over()?;
     report(&format!("end {}", uptime()?));
     Ok(())
 }
@@ -140,7 +141,7 @@ fn report(line: &str) {
     let _ = port.and_then(|mut port| writeln!(port, "{line}"));
 }
 
-/// The files of the jobs: a line with name and length each, then the bytes.
+/// Gives the files of a job away: a line with name and length each, then the bytes.
 fn hand_over() -> Result<()> {
     let mut port = File::options().write(true).open(FILES)?;
     for entry in fs::read_dir(OUT).context(OUT)? {
@@ -153,6 +154,7 @@ fn hand_over() -> Result<()> {
             bytes.len()
         )?;
         port.write_all(&bytes)?;
+        fs::remove_file(entry.path())?;
     }
     Ok(())
 }
