@@ -239,7 +239,7 @@ fn talk<'a>(number: u32, way: u32) -> Option<&'a mut Conversation> {
     let set = TALKS.get_ptr_mut(number)?.cast::<Conversation>();
     // SAFETY: array values are valid as long as the program, and a set has so many places. Packets of one
     // connection are processed one after the other except in races that can at worst lose one count.
-    Some(unsafe { &mut *set.add((way & (WAYS - 1)) as usize) })
+    Some(unsafe { &mut *set.add(ways::within(way)) })
 }
 
 /// The conversation of a full set that matters least. A global function, which the verifier looks at

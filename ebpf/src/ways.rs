@@ -18,5 +18,19 @@ pub fn free(tags: &Tags, spare: u32) -> Option<u32> {
 pub fn set(tags: &mut Tags, way: u32, tag: u32) {
     let tags = (&raw mut *tags).cast::<u32>();
     // SAFETY: a set has this many tags; the target is little-endian, so they lie in order.
-    unsafe { *tags.add((way & (WAYS - 1)) as usize) = tag }
+    unsafe { *tags.add(within(way)) = tag }
+}
+
+/// A place as an index that every verifier accepts.
+///
+/// The compiler knows that a place is below [`WAYS`] and would drop a mask in plain Rust; verifiers up to Linux 6.1 have
+/// forgotten it, because the number was on the stack in between.
+#[inline(always)]
+pub fn within(way: u32) -> usize {
+    let mut way = u64::from(way);
+    // SAFETY: it changes nothing but the number.
+    unsafe {
+        core::arch::asm!("{way} &= {mask}", way = inout(reg) way, mask = const WAYS - 1, options(pure, nomem, nostack));
+    }
+    way as usize
 }

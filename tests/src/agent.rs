@@ -153,6 +153,7 @@ impl Agent {
         timeout: Duration,
         mut wanted: impl FnMut(&Value) -> bool,
     ) -> Result<Value> {
+        let timeout = timeout * crate::patience();
         let end = Instant::now() + timeout;
         let mut next = 0;
         loop {

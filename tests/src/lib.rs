@@ -60,7 +60,7 @@ pub mod verdicts;
 mod wait;
 
 pub use lab::Lab;
-pub use wait::{wait_for, wait_some};
+pub use wait::{patience, wait_for, wait_some};
 
 /// Everything a test usually needs.
 pub mod prelude {

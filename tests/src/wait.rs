@@ -23,3 +23,13 @@ pub fn wait_some<T>(timeout: Duration, mut look: impl FnMut() -> Option<T>) -> O
         std::thread::sleep(STEP);
     }
 }
+
+/// How many times longer than on a machine of one's own a test waits for others: `$LAB_PATIENCE`, else 1. An emulated
+/// machine is 4 to 30 times slower.
+#[must_use]
+pub fn patience() -> u32 {
+    std::env::var("LAB_PATIENCE")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1)
+}

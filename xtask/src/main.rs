@@ -1,4 +1,4 @@
-//! Everything a person types to work on tuplewatch: `cargo xtask setup | build | run | test | bench`.
+//! Everything a person types to work on tuplewatch: `cargo xtask setup | build | run | test | vm | bench`.
 //!
 //! Each command is one file. They share [`paths`] (where things lie), [`step`] (starting other programs and saying what
 //! happens) and [`toolchain`] (which compiler makes the eBPF objects).
@@ -16,6 +16,7 @@ mod step;
 mod test;
 mod toolchain;
 mod tools;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,8 @@ enum Command {
     Run(run::Args),
     /// Set up, build, and run every check and test
     Test(test::Args),
+    /// Set up, build, and run the agent's tests in virtual machines with other kernels
+    Vm(vm::Args),
     /// Set up, build, and measure the agent's cost
     Bench(bench::Args),
 }
@@ -68,6 +71,7 @@ fn run(command: Command) -> Result<bool> {
         }
         Command::Run(args) => run::command(&paths, &args)?,
         Command::Test(args) => return test::command(&paths, &args),
+        Command::Vm(args) => return vm::command(&paths, &args),
         Command::Bench(args) => bench::command(&paths, &args)?,
     }
     Ok(true)

@@ -34,10 +34,12 @@ impl Needs {
     pub const LAB: Self = Self(4);
     /// Compiling the fuzz targets.
     pub const FUZZ: Self = Self(8);
+    /// Virtual machines with other kernels.
+    pub const VM: Self = Self(16);
     /// All of these: what `setup` sees to.
-    pub const ALL: Self = Self(15);
+    pub const ALL: Self = Self(31);
     /// The programs that the benchmark is held against.
-    pub const RIVALS: Self = Self(16);
+    pub const RIVALS: Self = Self(32);
 
     /// Whether all of `other` is needed.
     pub fn contain(self, other: Self) -> bool {
@@ -144,18 +146,29 @@ fn missing_packages(paths: &Paths, needs: Needs) -> Vec<Missing> {
             );
         }
     }
-    if needs.contain(Needs::LAB) {
+    if needs.contain(Needs::LAB) || needs.contain(Needs::VM) {
         missing.extend(lacks_program("ip", &["iproute2"]));
         missing.extend(lacks_program("nft", &["nftables"]));
         missing.extend(lacks_program("tcpdump", &["tcpdump"]));
-        missing.extend(lacks_program("systemd-analyze", &["systemd"]));
         missing.extend(lacks_program("setpriv", &["util-linux"]));
+    }
+    if needs.contain(Needs::LAB) {
+        missing.extend(lacks_program("systemd-analyze", &["systemd"]));
         missing.extend(tools::missing_packages(paths));
     }
     if needs.contain(Needs::RIVALS) {
         missing.extend(lacks_program("tshark", &["tshark"]));
         missing.extend(lacks_program("tcplife", &["libbpf-tools"]));
         missing.extend(lacks_program("tcpstates", &["libbpf-tools"]));
+    }
+    if needs.contain(Needs::VM) {
+        missing.extend(lacks_program("qemu-system-x86_64", &["qemu-system-x86"]));
+        missing.extend(lacks_program("depmod", &["kmod"]));
+        missing.extend(lacks_program("tc", &["iproute2"]));
+        missing.extend(lacks_program("strip", &["binutils"]));
+        missing.extend(lacks_program("xz", &["xz-utils"]));
+        missing.extend(lacks_program("lz4", &["lz4"]));
+        missing.extend(lacks_program("zstd", &["zstd"]));
     }
     if needs.contain(Needs::FUZZ) && paths.fuzz().exists() {
         missing.extend(lacks_program("c++", &["g++"]));

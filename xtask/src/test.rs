@@ -14,6 +14,7 @@ use crate::{
     paths::Paths,
     setup::{self, Needs},
     step::{self, Elapsed, say},
+    vm,
 };
 
 /// The eBPF package.
@@ -50,10 +51,12 @@ enum Step {
     Fuzz,
     /// The real agent in network namespaces, as root
     E2e,
+    /// The real agent on other kernels, in virtual machines
+    Vm,
 }
 
 impl Step {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Clippy,
         Self::EbpfClippy,
@@ -62,6 +65,7 @@ impl Step {
         Self::Unit,
         Self::Fuzz,
         Self::E2e,
+        Self::Vm,
     ];
 
     fn name(self) -> &'static str {
@@ -74,6 +78,7 @@ impl Step {
             Self::Unit => "unit",
             Self::Fuzz => "fuzz",
             Self::E2e => "e2e",
+            Self::Vm => "vm",
         }
     }
 
@@ -87,7 +92,13 @@ impl Step {
             Self::Doc | Self::Unit => Needs::BUILD,
             Self::Fuzz => Needs::FUZZ,
             Self::E2e => Needs::BUILD | Needs::LAB,
+            Self::Vm => Needs::BUILD | Needs::VM,
         }
+    }
+
+    /// Whether it needs the agent's binary.
+    fn runs_agent(self) -> bool {
+        matches!(self, Self::E2e | Self::Vm)
     }
 
     /// Whether a filter for tests' names says something about this step.
@@ -95,7 +106,7 @@ impl Step {
         matches!(self, Self::Unit | Self::E2e)
     }
 
-    /// The cargo command of this step.
+    /// The cargo command of this step, but of the one in virtual machines.
     ///
     /// Lints and documentation of the eBPF package are made as if for the host, with the stable compiler: what they
     /// find does not depend on the target. Its unstable features are opened for its crates alone. It goes by itself,
@@ -134,7 +145,7 @@ impl Step {
                 .arg("--target-dir")
                 .arg(paths.root.join("target/fuzz")),
             // Two at a time: each test has several hosts and real time limits.
-            Self::E2e => cargo
+            Self::E2e | Self::Vm => cargo
                 .args(["test", "--package", "tuplewatch-tests", "--no-fail-fast"])
                 .args(["--", "--test-threads", "2"])
                 .args(filter),
@@ -165,8 +176,11 @@ pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
         .fold(Needs::NOTHING, |needs, step| needs | step.needs());
     setup::ensure(paths, needs)?;
     if steps.iter().any(|step| step.needs().contain(Needs::BUILD)) {
-        // Only the end-to-end tests run the agent; the others need the eBPF objects, which its package embeds.
-        build::build(paths, &build::Args::ebpf_only(!steps.contains(&Step::E2e)))?;
+        // Only two steps run the agent; the others need the eBPF objects, which its package embeds.
+        build::build(
+            paths,
+            &build::Args::ebpf_only(!steps.iter().any(|step| step.runs_agent())),
+        )?;
     }
     let mut reports: Vec<Report> = steps
         .iter()
@@ -199,6 +213,9 @@ fn chosen(only: &[Step], filtered: bool, has_fuzz: bool) -> Vec<Step> {
 
 /// Runs one step and says how it ended.
 fn run(paths: &Paths, step: Step, filter: Option<&str>) -> Report {
+    if step == Step::Vm {
+        return run_vm(paths);
+    }
     let start = Instant::now();
     let name = step.name();
     let mut cargo = step.cargo(paths, filter.filter(|_| step.has_tests()));
@@ -244,6 +261,24 @@ fn run(paths: &Paths, step: Step, filter: Option<&str>) -> Report {
         Elapsed(report.elapsed)
     );
     report
+}
+
+/// Boots other kernels. Those that are not served are said aloud and are no failure.
+fn run_vm(paths: &Paths) -> Report {
+    let start = Instant::now();
+    say!("\nvm: other kernels");
+    let (tests, failure) = match vm::step(paths) {
+        Ok((tests, true)) => (tests, None),
+        Ok((tests, false)) => (tests, Some("see above".to_owned())),
+        Err(error) => (Tests::default(), Some(format!("{error:#}"))),
+    };
+    Report {
+        name: Step::Vm.name(),
+        tests,
+        again: Vec::new(),
+        elapsed: start.elapsed(),
+        failure,
+    }
 }
 
 /// Runs a few tests that failed again, alone. Those that pass then count as passed, and are named.

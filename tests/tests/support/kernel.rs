@@ -83,13 +83,36 @@ impl Held {
     }
 }
 
+/// Whether this kernel has tcx (6.6 and later); without, programs are filters of a clsact qdisc.
+pub fn has_tcx() -> bool {
+    SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok()
+}
+
 /// Names of the programs on one side of an interface, first to last.
 pub fn chain(host: &Host, interface: &str, side: TcAttachType) -> Result<Vec<String>> {
+    if !has_tcx() {
+        return filters(host, interface, side);
+    }
     let (_, programs) = host.in_ns(|| SchedClassifier::query_tcx(interface, side))??;
     Ok(programs
         .iter()
         .map(|program| program.name_as_str().unwrap_or_default().to_owned())
         .collect())
+}
+
+/// Names of the clsact filters on one side of an interface, first to last.
+pub fn filters(host: &Host, interface: &str, side: TcAttachType) -> Result<Vec<String>> {
+    let side = match side {
+        TcAttachType::Ingress => "ingress",
+        _ => "egress",
+    };
+    // Without the qdisc there are none, which is an error to tc.
+    let mut tc = std::process::Command::new("tc");
+    tc.args(["filter", "show", "dev", interface, side]);
+    let listed = host.exec_command(tc, None)?.stdout;
+    // filter protocol all pref 1 bpf chain 0 handle 0x7477 tuplewatch_in direct-action …
+    let name = |line: &str| Some(line.split_once(" handle ")?.1.split(' ').nth(1)?.to_owned());
+    Ok(listed.lines().filter_map(name).collect())
 }
 
 /// Whether the agent's programs stand first on both sides of an interface.

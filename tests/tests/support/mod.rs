@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use tuplewatch_tests::prelude::*;
+use tuplewatch_tests::{patience, prelude::*};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -47,7 +47,7 @@ pub fn watch_all(host: &Host, args: &[&str]) -> Result<Agent> {
 /// A summary whose counters were read after this call.
 pub fn fresh(agent: &Agent) -> Result<Value> {
     let before = agent.of_type("summary")?.len();
-    let end = Instant::now() + 20 * SECOND;
+    let end = Instant::now() + 20 * SECOND * patience();
     // The first one may have been in the making.
     loop {
         let mut summaries = agent.of_type("summary")?;

@@ -252,16 +252,25 @@ impl Kernel {
         let Some(hooked) = self.attachments.hooked.get(&interface.index) else {
             return false;
         };
-        if !hooked.uses_tcx || hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
+        if hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
             return true;
         }
+        let uses_tcx = hooked.uses_tcx;
         for (program, side) in sides(interface) {
-            let Ok(programs) = tcx(interface.index, side) else {
-                return true;
+            let first = if uses_tcx {
+                tcx(interface.index, side).map(|programs| programs.first().copied())
+            } else {
+                // Of those of one priority the newest comes first. What is no program is nobody's number.
+                clsact::filters(interface.index, side)
+                    .map(|filters| filters.first().map(|filter| filter.program.unwrap_or(0)))
             };
-            if let (Some(first), Some(ours)) = (programs.first(), number(&mut self.ebpf, program))
-                && *first != ours
-            {
+            let first = match first {
+                Ok(Some(first)) => first,
+                // Somebody has taken our filter away, or its qdisc.
+                Ok(None) if !uses_tcx => return false,
+                Ok(None) | Err(_) => return true,
+            };
+            if number(&mut self.ebpf, program).is_some_and(|ours| first != ours) {
                 return false;
             }
         }
@@ -273,7 +282,7 @@ impl Kernel {
         let moved = before.is_some().then(Instant::now);
         if let Some(before) = before {
             warn!(
-                "{}: another program took the first place; going back to it",
+                "{}: another program took the first place, or ours away; going back to it",
                 interface.name
             );
             for (program, link) in before.links {

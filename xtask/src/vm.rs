@@ -1,0 +1,402 @@
+//! `cargo xtask vm`: real kernels of Debian in virtual machines, with the real agent in them.
+
+mod archive;
+mod guest;
+mod jobs;
+mod kernels;
+mod page;
+mod qemu;
+mod suites;
+
+use std::{
+    collections::VecDeque,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::{
+    guest::Built,
+    jobs::Job,
+    kernels::{Image, Kernel},
+    qemu::{Ports, Qemu},
+};
+use crate::{
+    build,
+    outcome::Tests,
+    paths::Paths,
+    setup::{self, Needs},
+    step::{Elapsed, say},
+};
+
+/// How many machines run beside each other.
+const AT_A_TIME: usize = 2;
+/// Seconds for booting and switching off, beside the jobs.
+const BOOT: u64 = 60;
+/// Lines of a failed job that are shown.
+const TAIL: usize = 60;
+
+/// Options of `cargo xtask vm`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only these kernels (may be given several times, or separated by commas)
+    #[arg(long, value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// Every kernel and every test, not only those of `cargo xtask test`
+    #[arg(long)]
+    all: bool,
+    /// Only these tests
+    #[arg(long, value_delimiter = ',')]
+    job: Vec<String>,
+    /// Say which kernels and tests there are
+    #[arg(long)]
+    list: bool,
+    /// Run this agent instead of building one
+    #[arg(long)]
+    agent: Option<PathBuf>,
+    /// Wait so many times longer, on a machine with other work
+    #[arg(long, default_value_t = 1)]
+    patience: u32,
+}
+
+/// How a kernel's run ended.
+pub struct Run {
+    kernel: &'static Kernel,
+    release: String,
+    /// Tests of all jobs.
+    pub tests: Tests,
+    /// What failed, with what was printed.
+    failures: Vec<String>,
+    lines: Vec<String>,
+    elapsed: Duration,
+}
+
+/// What all machines of a run have in common.
+struct Load<'a> {
+    /// The archive with programs and tests.
+    shared: &'a [u8],
+    jobs: &'a [&'static Job],
+    /// How many times longer they may take.
+    patience: u32,
+}
+
+/// Where kernels, QEMU and the runs are kept.
+fn folder(paths: &Paths) -> PathBuf {
+    paths.root.join("target/vm")
+}
+
+/// Runs `cargo xtask vm` and returns whether all is well.
+///
+/// # Errors
+/// If something is missing.
+pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
+    if args.list {
+        list();
+        return Ok(true);
+    }
+    let kernels = chosen(
+        kernels::ALL,
+        |k| k.name,
+        &args.kernel,
+        |k| k.always || args.all,
+    )?;
+    let jobs = chosen(jobs::ALL, |j| j.name, &args.job, |j| j.always || args.all)?;
+    setup::ensure(paths, Needs::BUILD | Needs::VM)?;
+    build::build(paths, &build::Args::ebpf_only(args.agent.is_some()))?;
+    let agent = args.agent.clone().unwrap_or_else(|| paths.agent(false));
+    let runs = run(paths, &kernels, &jobs, &agent, args.patience)?;
+    Ok(conclude(&runs))
+}
+
+/// The step of `cargo xtask test`: a few tests on a few kernels. Returns how many tests passed and failed, and whether
+/// all is well.
+///
+/// # Errors
+/// If something is missing, other than kernels.
+pub fn step(paths: &Paths) -> Result<(Tests, bool)> {
+    let kernels: Vec<_> = kernels::ALL.iter().filter(|k| k.always).collect();
+    let jobs: Vec<_> = jobs::ALL.iter().filter(|j| j.always).collect();
+    let runs = run(paths, &kernels, &jobs, &paths.agent(false), 1)?;
+    let mut tests = Tests::default();
+    for run in &runs {
+        tests += run.tests;
+    }
+    Ok((tests, conclude(&runs)))
+}
+
+fn list() {
+    println!("kernels (* runs with every `cargo xtask test`):");
+    for kernel in kernels::ALL {
+        println!("  {}{}", kernel.name, if kernel.always { " *" } else { "" });
+    }
+    println!("tests:");
+    for job in jobs::ALL {
+        println!("  {}{}", job.name, if job.always { " *" } else { "" });
+    }
+}
+
+/// Those that were asked for, else those that run by default.
+fn chosen<T>(
+    all: &'static [T],
+    name: impl Fn(&T) -> &'static str,
+    asked: &[String],
+    by_default: impl Fn(&T) -> bool,
+) -> Result<Vec<&'static T>> {
+    if let Some(unknown) = asked.iter().find(|a| all.iter().all(|t| name(t) != **a)) {
+        bail!("no `{unknown}`\n  remedy: `cargo xtask vm --list` names all");
+    }
+    Ok(all
+        .iter()
+        .filter(|t| {
+            if asked.is_empty() {
+                by_default(t)
+            } else {
+                asked.iter().any(|a| a == name(t))
+            }
+        })
+        .collect())
+}
+
+/// Boots the kernels that are served, and runs the jobs in each.
+///
+/// # Errors
+/// If there is no QEMU, or the tests do not build.
+fn run(
+    paths: &Paths,
+    kernels: &[&'static Kernel],
+    jobs: &[&'static Job],
+    agent: &Path,
+    patience: u32,
+) -> Result<Vec<Run>> {
+    fs::create_dir_all(folder(paths)).context("making target/vm")?;
+    let mut tests: Vec<&str> = jobs.iter().map(|job| job.test).collect();
+    tests.sort_unstable();
+    tests.dedup();
+    let built = Built::new(paths, &tests)?;
+    let shared = guest::shared(paths, &built, agent, &tests)?;
+    let mut images = VecDeque::new();
+    for kernel in kernels {
+        match kernel.image(paths) {
+            Ok(image) => images.push_back((*kernel, image)),
+            Err(error) => println!("vm: {}: SKIPPED: not served: {error:#}", kernel.name),
+        }
+    }
+    if images.is_empty() {
+        println!("vm: SKIPPED: no kernel is served");
+        return Ok(Vec::new());
+    }
+    let qemu = Qemu::find(paths)?;
+    let images = Mutex::new(images);
+    let runs = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                loop {
+                    let next = images
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .pop_front();
+                    let Some((kernel, image)) = next else { break };
+                    let run = boot(
+                        paths,
+                        &qemu,
+                        kernel,
+                        &image,
+                        &Load {
+                            shared: &shared,
+                            jobs,
+                            patience,
+                        },
+                    );
+                    runs.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(run);
+                }
+            });
+        }
+    });
+    Ok(runs.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// One machine.
+fn boot(
+    paths: &Paths,
+    qemu: &Qemu,
+    kernel: &'static Kernel,
+    image: &Image,
+    load: &Load<'_>,
+) -> Run {
+    let start = Instant::now();
+    let mut run = Run {
+        kernel,
+        release: image.release.clone(),
+        tests: Tests::default(),
+        failures: Vec::new(),
+        lines: Vec::new(),
+        elapsed: Duration::ZERO,
+    };
+    say!("vm: {} ({}): starts", kernel.name, image.release);
+    let at = folder(paths).join("runs").join(kernel.name);
+    let ended = boot_in(&at, qemu, kernel, image, load, &mut run);
+    let recorded = found(&Ports::new(&at)).and_then(|found| match found {
+        Some(found) => page::record(paths, kernel.name, &found),
+        None => Ok(()),
+    });
+    for result in [ended, recorded] {
+        run.failures
+            .extend(result.err().map(|error| format!("{error:#}")));
+    }
+    run.elapsed = start.elapsed();
+    let ended = if run.failures.is_empty() {
+        "passed"
+    } else {
+        "FAILED"
+    };
+    say!(
+        "vm: {} ({}): {ended} in {}",
+        kernel.name,
+        image.release,
+        Elapsed(run.elapsed)
+    );
+    run
+}
+
+fn boot_in(
+    at: &Path,
+    qemu: &Qemu,
+    kernel: &Kernel,
+    image: &Image,
+    load: &Load<'_>,
+    run: &mut Run,
+) -> Result<()> {
+    let Load {
+        shared,
+        jobs,
+        patience,
+    } = *load;
+    fs::create_dir_all(at).with_context(|| at.display().to_string())?;
+    let archive = at.join("initrd");
+    let own = guest::own(&image.modules(guest::MODULES)?, jobs, kernel.name, patience)?;
+    fs::write(&archive, [shared, &own].concat()).with_context(|| archive.display().to_string())?;
+    let ports = Ports::new(at);
+    let limit = BOOT + jobs.iter().map(|job| job.limit()).sum::<u64>();
+    let limit = Duration::from_secs(limit) * patience;
+    let ended = qemu.run(&image.vmlinux, &archive, &ports, limit);
+    fs::remove_file(&archive).with_context(|| archive.display().to_string())?;
+    let status = read(&ports.status);
+    let output = read(&ports.output);
+    for line in status.lines() {
+        run.lines.push(line.to_owned());
+    }
+    for job in jobs {
+        let said = section(&output, job.name);
+        let tests = said.lines().find_map(Tests::parse).unwrap_or_default();
+        run.tests += tests;
+        let code = status.lines().find_map(|line| {
+            let rest = line.strip_prefix("job ")?.strip_prefix(job.name)?;
+            rest.strip_prefix(' ')?.split(' ').next()
+        });
+        let why = match code {
+            Some("0") if tests.passed == job.count() => continue,
+            Some("0") => format!("{} of {} tests ran", tests.passed, job.count()),
+            Some("124") => "it took too long".to_owned(),
+            Some(code) => format!("exit code {code}"),
+            None => "it did not end".to_owned(),
+        };
+        run.failures
+            .push(format!("{}: {why}\n{}", job.name, tail(said)));
+    }
+    if ended.is_err() || !status.lines().any(|line| line.starts_with("end ")) {
+        let fault = status.lines().find_map(|line| line.strip_prefix("fault "));
+        let why = fault.unwrap_or("the guest did not report its end");
+        let said = tail(&read(&ports.console));
+        run.failures.push(format!("{why}; the console:\n{said}"));
+    }
+    ended
+}
+
+/// What the test of the hooks left, if it ran.
+fn found(ports: &Ports) -> Result<Option<serde_json::Value>> {
+    let bytes = fs::read(&ports.files).with_context(|| ports.files.display().to_string())?;
+    let mut rest = &bytes[..];
+    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(&rest[..end]).into_owned();
+        let (name, length) = line.split_once(' ').context("a name and a length")?;
+        let length: usize = length.trim().parse().with_context(|| line.clone())?;
+        let content = rest[end + 1..].get(..length);
+        let content = content.with_context(|| format!("{name} did not come whole"))?;
+        if name == page::FILE {
+            return Ok(Some(serde_json::from_slice(content)?));
+        }
+        rest = &rest[end + 1 + length..];
+    }
+    Ok(None)
+}
+
+fn read(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\r', "")
+}
+
+/// What a job printed.
+fn section<'a>(output: &'a str, job: &str) -> &'a str {
+    let head = format!("\n== {job}\n");
+    let Some((_, rest)) = output.split_once(&head) else {
+        return "";
+    };
+    rest.split_once("\n== ").map_or(rest, |(own, _)| own)
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].join("\n")
+}
+
+/// Prints what failed and a table, and returns whether nothing failed.
+fn conclude(runs: &[Run]) -> bool {
+    for run in runs {
+        for failure in &run.failures {
+            println!("\nvm: {} ({}): {failure}", run.kernel.name, run.release);
+        }
+    }
+    println!();
+    for run in runs {
+        println!(
+            "{:<12} {:<28} {:>12}  {} passed, {} failed  {}",
+            run.kernel.name,
+            run.release,
+            Elapsed(run.elapsed),
+            run.tests.passed,
+            run.tests.failed,
+            run.lines.join("; ")
+        );
+    }
+    runs.iter().all(|run| run.failures.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_job_has_its_part_of_the_output() {
+        let output = "\n== one\na\nb\n\n== two\nc\n";
+        assert_eq!(section(output, "one"), "a\nb\n");
+        assert_eq!(section(output, "two"), "c\n");
+        assert_eq!(section(output, "three"), "");
+    }
+
+    #[test]
+    fn names_are_unique_and_mistakes_are_told() {
+        for (i, job) in jobs::ALL.iter().enumerate() {
+            assert!(jobs::ALL[..i].iter().all(|other| other.name != job.name));
+        }
+        let asked = ["6.1".to_owned()];
+        let found = chosen(kernels::ALL, |k| k.name, &asked, |_| true).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(chosen(kernels::ALL, |k| k.name, &["9".to_owned()], |_| true).is_err());
+    }
+}

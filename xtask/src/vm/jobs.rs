@@ -1,0 +1,103 @@
+//! Which tests run in a guest.
+
+/// Some tests of one binary.
+pub struct Job {
+    /// What it is called.
+    pub name: &'static str,
+    /// The binary.
+    pub test: &'static str,
+    /// Names of its tests.
+    tests: &'static [&'static str],
+    /// Runs with every `cargo xtask test`.
+    pub always: bool,
+    /// Seconds it may take. An emulated machine is 4 to 30 times slower.
+    limit: u32,
+}
+
+/// All, the most telling first.
+pub const ALL: &[Job] = &[
+    Job {
+        name: "kernel",
+        test: "kernel",
+        tests: &["verdicts"],
+        always: true,
+        limit: 150,
+    },
+    Job {
+        name: "content",
+        test: "kernel",
+        tests: &["content_ipv4", "content_ipv6"],
+        always: false,
+        limit: 150,
+    },
+    Job {
+        name: "incident",
+        test: "incident",
+        tests: &["healed"],
+        always: false,
+        limit: 200,
+    },
+    Job {
+        name: "incident-ipv6",
+        test: "incident",
+        tests: &["healed_ipv6"],
+        always: false,
+        limit: 300,
+    },
+    Job {
+        name: "loopback",
+        test: "loopback",
+        tests: &["counts_once"],
+        always: false,
+        limit: 120,
+    },
+    Job {
+        name: "local-ports",
+        test: "exhaustion",
+        tests: &["host::connect_finds_no_port"],
+        always: false,
+        limit: 300,
+    },
+    Job {
+        name: "foreign",
+        test: "foreign",
+        tests: &["a_clsact_filter_before_us", "a_clsact_filter_after_us"],
+        always: false,
+        limit: 300,
+    },
+    Job {
+        name: "namespaces",
+        test: "namespaces",
+        tests: &[
+            "an_interface_removed_and_added_again",
+            "a_restricted_agent_sees_its_own_only",
+            "an_interface_that_comes_later",
+        ],
+        always: false,
+        limit: 300,
+    },
+];
+
+impl Job {
+    /// As the guest reads it.
+    pub fn line(&self, program: &str, patience: u32) -> String {
+        let mut words = vec![
+            self.name.to_owned(),
+            (self.limit * patience).to_string(),
+            program.to_owned(),
+        ];
+        words.extend(["--exact", "--test-threads", "1"].map(str::to_owned));
+        words.extend(self.tests.iter().map(|test| (*test).to_owned()));
+        words.join("\t")
+    }
+
+    /// How many tests it has.
+    pub fn count(&self) -> u64 {
+        self.tests.len() as u64
+    }
+
+    /// The longest it may take in seconds.
+    pub fn limit(&self) -> u64 {
+        u64::from(self.limit)
+    }
+}
