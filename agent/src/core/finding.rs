@@ -7,6 +7,7 @@ use super::{
     budget::{Budget, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
+    idle::IdleEvidence,
     stuck::StuckEvidence,
     time::Moment,
 };
@@ -75,6 +76,9 @@ pub enum Verdict {
     /// `stuck_keepalive` / `pinned_5xx`: a kept-alive connection gets failures from an endpoint that is dead,
     /// while other connections to the same service are answered well.
     Pinned5xx,
+    /// `stuck_keepalive` / `idle_killed`: connections are reset by the first segment after an idle time:
+    /// something in between forgets them.
+    IdleKilled,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -114,19 +118,23 @@ pub enum Verdict {
     ServiceDown,
     /// Look-alike: some requests fail wherever they go, while others to the same service are served.
     EndpointError,
+    /// Look-alike: the peer closes an idle connection first, and a request that is sent all the same is
+    /// answered by RST.
+    KeepaliveRace,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
         Self::Forecast,
         Self::TupleCollision,
         Self::Pinned5xx,
+        Self::IdleKilled,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
@@ -145,6 +153,7 @@ impl Verdict {
         Self::AsymmetricPath,
         Self::ServiceDown,
         Self::EndpointError,
+        Self::KeepaliveRace,
         Self::UnknownConnectLoss,
     ];
 
@@ -157,7 +166,7 @@ impl Verdict {
             | Self::LocalEphemeral
             | Self::Forecast
             | Self::TupleCollision => Some("port_exhaustion"),
-            Self::Pinned5xx => Some("stuck_keepalive"),
+            Self::Pinned5xx | Self::IdleKilled => Some("stuck_keepalive"),
             _ => None,
         }
     }
@@ -172,6 +181,7 @@ impl Verdict {
             Self::Forecast => "forecast",
             Self::TupleCollision => "tuple_collision",
             Self::Pinned5xx => "pinned_5xx",
+            Self::IdleKilled => "idle_killed",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",
@@ -190,6 +200,7 @@ impl Verdict {
             Self::AsymmetricPath => "asymmetric_path",
             Self::ServiceDown => "service_down",
             Self::EndpointError => "endpoint_error",
+            Self::KeepaliveRace => "keepalive_race",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -291,6 +302,8 @@ pub struct Evidence {
     pub collisions: Option<CollisionEvidence>,
     /// Connections whose requests fail, and others that do better.
     pub stuck: Option<StuckEvidence>,
+    /// Connections that are reset by the first segment after an idle time, and others that live.
+    pub idle: Option<IdleEvidence>,
     /// What is taken of the ports of a device in between.
     pub egress: Option<EgressUse>,
     /// Counters that speak for the finding, with their growth over the window.

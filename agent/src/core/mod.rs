@@ -12,6 +12,7 @@ pub mod engine;
 pub mod episode;
 pub mod finding;
 pub mod history;
+pub mod idle;
 pub mod mute;
 pub mod observation;
 pub mod openers;

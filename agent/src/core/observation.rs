@@ -9,7 +9,7 @@ use tuplewatch_common::{
     record::{CensusRow, Global, Opener, OpenerKey, PortSpace},
 };
 
-use super::{surroundings::Surroundings, time::Moment};
+use super::{idle::IdleNews, surroundings::Surroundings, time::Moment};
 
 pub use tuplewatch_common::record::{Event, EventKind};
 
@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
     /// HTTP/1 conversations with news since the last snapshot.
     pub talks: Vec<Talk>,
+    /// Connections that woke after an idle time since the last snapshot.
+    pub idle: IdleNews,
     /// Who opens connections.
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].

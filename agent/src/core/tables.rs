@@ -12,6 +12,7 @@ use tuplewatch_common::{
 
 use super::{
     finding::Pool,
+    idle::Idles,
     observation::{Event, EventKind, Snapshot, Space3},
     openers::{OpenerRate, Openers},
     packed::Packed,
@@ -47,6 +48,8 @@ pub struct Tables {
     openers: Openers,
     /// The services that this host sends HTTP/1 requests to.
     pub services: Services,
+    /// Connections that woke after an idle time.
+    pub idles: Idles,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,

@@ -183,6 +183,22 @@ thresholds! {
         max_chance: f64 = 0.001;
     }
 
+    /// Cause `idle_killed`.
+    idle_killed: IdleKilled, per_destination {
+        /// How far back idle times are compared: devices forget after minutes, so that a minute shows few.
+        window: Duration = seconds(600);
+        /// Connections reset after a longer idle time than any other survived. With a known device's
+        /// time-out just passed one is enough.
+        min_killed: u32 = 3;
+        /// Shorter idle times are not looked at: no device forgets as soon, and servers that close so
+        /// early do it by FIN.
+        min_idle: Duration = seconds(5);
+        /// How near a known device's time-out must be, and how near the longest idle time survived and
+        /// the shortest one killed must be for a time-out to be estimated between them (in units of five
+        /// times as much).
+        tolerance: f64 = 0.05;
+    }
+
     /// Names for opens that get no answer.
     loss: LossNames, per_destination {
         /// Lost opens, or SYNs sent again, in the window: fewer may be chance.

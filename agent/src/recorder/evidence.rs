@@ -166,6 +166,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             message: None,
             page: None,
             interface: packet.recorded.ifindex,
+            ..Observed::default()
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }

@@ -156,6 +156,7 @@ impl Group {
             .collect();
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
         let mut observer = Observer::new(Limits::default());
+        observer.rests.vantage.clone_from(&vantage);
         let mut engine = Engine::new(job.rules.clone()).with_egress(job.egress.clone());
         let mut found = FoundSoFar::default();
         let mut look = |events: &[Event], snapshot: &Snapshot| -> io::Result<()> {
@@ -212,7 +213,14 @@ impl Group {
             let member = &mut self.members[i];
             loop {
                 match member.next {
-                    Next::Segment => observer.take(&member.observed, look)?,
+                    Next::Segment => {
+                        observer.touch(&member.observed);
+                        observer.take(&member.observed, look)?;
+                    }
+                    Next::Plain => {
+                        observer.touch(&member.observed);
+                        observer.pass(member.observed.frame.time_ns, look)?;
+                    }
                     Next::Time(ns) => observer.pass(ns, look)?,
                     Next::End => break,
                 }
@@ -294,7 +302,7 @@ impl Group {
 impl Member {
     fn time(&self) -> Option<u64> {
         match self.next {
-            Next::Segment => Some(self.observed.frame.time_ns),
+            Next::Segment | Next::Plain => Some(self.observed.frame.time_ns),
             Next::Time(ns) => Some(ns),
             Next::End => None,
         }
@@ -367,6 +375,7 @@ impl FoundSoFar {
 const fn about(finding: &Finding) -> About {
     match finding.verdict {
         _ if finding.evidence.stuck.is_some() => About::Failures,
+        _ if finding.evidence.idle.is_some() => About::Rests,
         Verdict::L4ReuseInTimeWait
         | Verdict::TupleCollision
         | Verdict::HalfOpenReconnect

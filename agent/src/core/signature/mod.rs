@@ -8,6 +8,8 @@ mod bare_ack;
 mod fare;
 mod forecast;
 mod holders;
+mod idle_device;
+mod idle_killed;
 mod listener;
 mod local;
 mod local_ephemeral;
@@ -101,7 +103,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -125,6 +127,10 @@ const RULES: [Rule; 13] = [
             Verdict::EndpointError,
         ],
         judge: Judge::Host(stuck_keepalive::stuck_keepalive),
+    },
+    Rule {
+        finds: &[Verdict::IdleKilled, Verdict::KeepaliveRace],
+        judge: Judge::Host(idle_killed::idle_killed),
     },
     Rule {
         finds: loss::NAMED,
@@ -164,8 +170,9 @@ const RULES: [Rule; 13] = [
 type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
 
 /// One for each signature: look-alikes raise no alert.
-const REFRESH: [(Verdict, Refresh); 6] = [
+const REFRESH: [(Verdict, Refresh); 7] = [
     (Verdict::Pinned5xx, stuck_keepalive::refresh),
+    (Verdict::IdleKilled, idle_killed::refresh),
     (Verdict::LocalEphemeral, local_ephemeral::refresh),
     (Verdict::Forecast, forecast::refresh),
     (Verdict::L4ReuseInTimeWait, |context, key| {

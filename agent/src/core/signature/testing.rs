@@ -63,6 +63,8 @@ pub struct Script {
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
     /// HTTP/1 conversations with news.
     pub talks: Vec<crate::core::observation::Talk>,
+    /// Connections that woke after an idle time.
+    pub idle: crate::core::idle::IdleNews,
     /// Source ports of the agent's namespace.
     pub local_ports: Option<LocalPorts>,
     /// Counters of the agent's namespace.
@@ -93,6 +95,7 @@ impl Script {
             openers: BTreeMap::new(),
             ports: Vec::new(),
             talks: Vec::new(),
+            idle: crate::core::idle::IdleNews::default(),
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
@@ -171,6 +174,11 @@ impl Script {
         }
     }
 
+    /// This moment.
+    pub const fn now(&self) -> Moment {
+        self.now
+    }
+
     /// Lets `seconds` pass; `each` says what happens in every one of them.
     pub fn run(&mut self, seconds: u64, mut each: impl FnMut(&mut Self, u64)) {
         for second in 0..seconds {
@@ -182,6 +190,7 @@ impl Script {
                 census: Some(self.census.iter().map(|(k, row)| (*k, *row)).collect()),
                 ports: std::mem::take(&mut self.ports),
                 talks: std::mem::take(&mut self.talks),
+                idle: std::mem::take(&mut self.idle),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
                 surroundings: Surroundings {

@@ -180,6 +180,7 @@ fn list(parts: &[(u64, &str)]) -> String {
 fn figures(block: &mut Block, e: &Evidence) {
     figures::refused(block, e);
     figures::stuck(block, e);
+    figures::idle(block, e);
     figures::lost(block, e);
     figures::outcome(block, e);
     figures::ports(block, e);

@@ -22,7 +22,7 @@ use tuplewatch_common::{
 use super::{
     fault::Fault,
     input::Input,
-    link::Found,
+    link::{Direction, Found},
     reader::{Packet, Reader},
     tables::Frame,
     vantage::{self, Vantage, Votes},
@@ -78,6 +78,10 @@ pub struct Observed {
     pub page: Option<&'static Balancer>,
     /// The interface.
     pub interface: u32,
+    /// Its direction, where the capture says it.
+    pub direction: Option<Direction>,
+    /// TTL or hop limit of its packet.
+    pub ttl: u8,
 }
 
 /// How far [`CaptureFile::next`] has come.
@@ -85,6 +89,8 @@ pub struct Observed {
 pub enum Next {
     /// To a segment that the tables are to see.
     Segment,
+    /// To one that says no more than that its connection is in use.
+    Plain,
     /// Some packets on, to this moment; none of them concerns the tables.
     Time(u64),
     /// To the end.
@@ -235,22 +241,26 @@ impl CaptureFile {
                     let at = &found.located;
                     let segment = &mut observed.segment;
                     observed.message = message(packet.data, at);
-                    if (observed.message.is_some() || !is_plain_data(at.flags, at.payload_len))
-                        && read_into(&bytes, at, segment).is_ok()
-                        && selection.takes(&segment.tuple)
-                    {
-                        let key = (packet.interface, found.interface);
+                    if read_into(&bytes, at, segment).is_ok() && selection.takes(&segment.tuple) {
                         let direction = packet.direction.or(found.direction);
-                        let opens = segment.flags & (SYN | ACK) == SYN;
-                        let asks = matches!(observed.message, Some(Message::Request { .. }));
-                        observed.role =
-                            (opens || asks).then(|| self.vantage.role(segment, direction));
+                        observed.direction = direction;
+                        observed.ttl = ttl(&bytes, at).unwrap_or(0);
+                        let key = (packet.interface, found.interface);
                         observed.page = page(packet.data, at, observed.message);
+                        let plain =
+                            observed.message.is_none() && is_plain_data(at.flags, at.payload_len);
                         observed.frame = Frame {
                             file: self.index,
                             number: self.reader.frame(),
                             time_ns,
                         };
+                        if plain {
+                            return Ok(Next::Plain);
+                        }
+                        let opens = segment.flags & (SYN | ACK) == SYN;
+                        let asks = matches!(observed.message, Some(Message::Request { .. }));
+                        observed.role =
+                            (opens || asks).then(|| self.vantage.role(segment, direction));
                         observed.interface = self.interface(key);
                         self.told_ns = time_ns;
                         return Ok(Next::Segment);
@@ -348,7 +358,12 @@ pub fn segment(packet: &Packet<'_>) -> Option<(Segment, Found, u8)> {
     let found = packet.link.find(&bytes).ok()?;
     let mut segment = Segment::default();
     read_into(&bytes, &found.located, &mut segment).ok()?;
-    let ttl_at = if found.located.is_v6 { 7 } else { 8 };
-    let ttl = bytes.u8(found.located.ip_offset + ttl_at)?;
+    let ttl = ttl(&bytes, &found.located)?;
     Some((segment, found, ttl))
+}
+
+/// TTL (RFC 791 section 3.1) or hop limit (RFC 8200 section 3).
+#[inline]
+fn ttl(bytes: &Captured<'_>, at: &Located) -> Option<u8> {
+    bytes.u8(at.ip_offset + if at.is_v6 { 7 } else { 8 })
 }

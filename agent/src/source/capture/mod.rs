@@ -12,6 +12,7 @@ pub mod observer;
 mod pcap;
 mod pcapng;
 pub mod reader;
+pub mod rests;
 pub mod tables;
 pub mod talks;
 #[cfg(test)]

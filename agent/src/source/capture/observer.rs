@@ -12,6 +12,7 @@ use tuplewatch_common::{
 use super::{
     evidence::Evidence,
     file::Observed,
+    rests::Rests,
     tables::{InMemory, Limits},
 };
 use crate::core::{observation::Snapshot, time::Moment};
@@ -46,6 +47,8 @@ pub struct Observer {
     pub evidence: Evidence,
     /// Segments that came too late to be put into order: they count as of the moment they came.
     pub late: u64,
+    /// Idle times of the connections.
+    pub rests: Rests,
 }
 
 impl Observer {
@@ -61,6 +64,16 @@ impl Observer {
             next_look_ns: None,
             evidence: Evidence::default(),
             late: 0,
+            rests: Rests::default(),
+        }
+    }
+
+    /// Takes any segment for what it says about the idle time of its connection: that is a second or more,
+    /// so that the order of those close to each other does not matter.
+    #[inline]
+    pub fn touch(&mut self, observed: &Observed) {
+        if let Some(killed) = self.rests.take(observed) {
+            self.evidence.killed(observed, &killed);
         }
     }
 
@@ -246,11 +259,13 @@ impl Observer {
         self.evidence.events_taken();
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
+        let idle = self.rests.news();
         let snapshot = Snapshot {
             now: Moment(now_ns),
             spaces,
             ports,
             talks,
+            idle,
             globals: self.tables.globals(),
             ..Snapshot::default()
         };

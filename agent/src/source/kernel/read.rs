@@ -17,7 +17,7 @@ use super::{
     batch, clock,
     load::{Kernel, map_mut},
 };
-use crate::core::{observation::Snapshot, time::Moment};
+use crate::core::{idle::IdleNews, observation::Snapshot, time::Moment};
 
 /// Hashes that one run of the sweep takes (`SWEEP_BATCH` of the kernel side).
 const SWEEP_BATCH: usize = 64;
@@ -51,6 +51,7 @@ impl Kernel {
             census,
             ports: changed.ports,
             talks,
+            idle: IdleNews::default(),
             openers,
             globals,
             surroundings: self.surroundings(),
