@@ -139,3 +139,60 @@ fn nothing_is_said_of_what_only_rests() {
         assert!(!race, "{file}");
     }
 }
+
+const SUSPECT: [&str; 2] = ["--set", "pinned_suspect.min_responses=6"];
+
+#[test]
+fn connections_that_tls_hides_are_suspected_if_somebody_asks() {
+    // Connections with six or more 503 in a row, by the applications' own count.
+    for (file, pinned) in [
+        ("21_tls_pinned.client.pcap", 8),
+        ("21_tls_pinned.client2.pcap", 5),
+    ] {
+        let Some(path) = shared(file) else { continue };
+        assert!(alert(&replay(&path, &[]), "pinned_suspect").is_none());
+        let lines = replay(&path, &SUSPECT);
+        let told = alert(&lines, "pinned_suspect").expect("an alert");
+        assert_eq!(told["severity"], "info");
+        let summary = told["summary"].as_str().unwrap();
+        println!("{file}: {summary}");
+        let most = lines
+            .iter()
+            .filter(|l| l["cause"] == "pinned_suspect")
+            .filter_map(|l| {
+                let (_, rest) = l["summary"].as_str()?.split_once("on ")?;
+                rest.split_once(' ')?.0.parse::<u32>().ok()
+            })
+            .max();
+        assert!(
+            most.is_some_and(|n| n > 0 && n <= pinned),
+            "{most:?}: {summary}"
+        );
+    }
+}
+
+/// Every other recording is silent, asked or not.
+#[test]
+fn nothing_else_is_suspected() {
+    let dir = package("../../shared/captures");
+    let Ok(files) = std::fs::read_dir(&dir) else {
+        eprintln!("SKIPPED: there is no {}", dir.display());
+        return;
+    };
+    let mut paths: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|e| e == "pcap" || e == "pcapng")
+    });
+    paths.sort();
+    let is_expected = |path: &Path| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("21_tls_pinned.client")
+    };
+    let told: Vec<&PathBuf> = paths
+        .iter()
+        .filter(|path| alert(&replay(path, &SUSPECT), "pinned_suspect").is_some())
+        .filter(|path| !is_expected(path))
+        .collect();
+    assert!(told.is_empty(), "{told:?} of {}", paths.len());
+}

@@ -161,6 +161,12 @@ pub struct CensusRow {
     pub time_wait: [u32; TIME_WAIT_AGES],
     /// Those of all states whose port was taken by bind(), not by connect().
     pub bound: u32,
+    /// Established sockets that received something in the last ten seconds.
+    pub active: u32,
+    /// Established sockets that had rested and were used again since the pass before.
+    pub rested: u32,
+    /// The longest of these rests in milliseconds, as far as it is known.
+    pub rested_ms: u32,
 }
 
 /// Source ports of a network namespace (socket point).
@@ -420,7 +426,7 @@ mod tests {
             size_of::<PortSpace>(),
             (27 * 8 + 32 + 3 * 160_usize).next_multiple_of(64)
         );
-        assert_eq!(size_of::<CensusRow>(), 5 * 4 + 24);
+        assert_eq!(size_of::<CensusRow>(), 8 * 4 + 24);
         assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
         assert_eq!(size_of::<OpenerRef>(), 8);
         assert_eq!(size_of::<SpaceSlot>(), 64 + size_of::<PortSpace>());

@@ -20,6 +20,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    idle,
     layout::{
         ABSENT, BIND_FASTREUSE, DEATH_ROW_HASHINFO, EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE,
         HASHINFO_EHASH, HASHINFO_EHASH_MASK, HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ,
@@ -117,6 +118,13 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
     storage.tuple = tuple;
     let (state, age_s) = state_and_age(sk, jiffies);
     row(storage, sk, netns, pass as u32, state, age_s);
+    if state == ESTABLISHED
+        && let Some(row) = CENSUS.get_ptr_mut(&storage.key)
+    {
+        // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
+        let row = unsafe { &mut *row };
+        idle::census(row, sk, storage.tuple.hash(), jiffies as u32);
+    }
     1
 }
 

@@ -114,6 +114,24 @@ offsets! {
     LSNDTIME,
     /// `inet_connection_sock.icsk_ack.lrcvtime`.
     LRCVTIME,
+    /// `tcp_sock.rcv_tstamp`.
+    RCV_TSTAMP,
+    /// `tcp_sock.snd_nxt`.
+    SND_NXT,
+    /// `inet_connection_sock.icsk_retransmits`.
+    ICSK_RETRANSMITS,
+    /// `inet_connection_sock.icsk_probes_out`.
+    ICSK_PROBES_OUT,
+    /// `inet_connection_sock.icsk_user_timeout`.
+    ICSK_USER_TIMEOUT,
+    /// `sock_common.skc_flags`.
+    SKC_FLAGS,
+    /// Number of the flag `SOCK_KEEPOPEN` there, or [`ABSENT`].
+    SOCK_KEEPOPEN,
+    /// `tcp_sock.keepalive_time`.
+    KEEPALIVE_TIME,
+    /// `net.ipv4.sysctl_tcp_keepalive_time`.
+    NET_KEEPALIVE_TIME,
     /// Sets of [`crate::maps::MEMORY`]; a power of two.
     MEMORY_SETS,
     /// Sets of [`crate::maps::HANDSHAKES`]; a power of two.

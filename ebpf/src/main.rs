@@ -24,6 +24,7 @@
 
 mod census;
 mod http;
+mod idle;
 mod layout;
 mod lifecycle;
 mod maps;

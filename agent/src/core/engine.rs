@@ -68,6 +68,7 @@ impl Engine {
         let rests = self.rules.all().map(|t| t.idle_killed.window).max();
         let rests = rests.unwrap_or(t.idle_killed.window) + resolve;
         self.tables.idles.take(now, &snapshot.idle, rests);
+        self.tables.suspects.take(now, &snapshot.answers, keep);
         if let Some(gap) = gap {
             self.alerts.resume(now, gap);
         }

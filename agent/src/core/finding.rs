@@ -79,6 +79,12 @@ pub enum Verdict {
     /// `stuck_keepalive` / `idle_killed`: connections are reset by the first segment after an idle time:
     /// something in between forgets them.
     IdleKilled,
+    /// `stuck_keepalive` / `draining`: an endpoint takes no new connections any more, and requests still ride on
+    /// the old ones.
+    Draining,
+    /// `stuck_keepalive` / `pinned_suspect`: the responses on a connection are all alike and come at once, those
+    /// on others are not.
+    PinnedSuspect,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -127,7 +133,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
@@ -135,6 +141,8 @@ impl Verdict {
         Self::TupleCollision,
         Self::Pinned5xx,
         Self::IdleKilled,
+        Self::Draining,
+        Self::PinnedSuspect,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
@@ -166,7 +174,9 @@ impl Verdict {
             | Self::LocalEphemeral
             | Self::Forecast
             | Self::TupleCollision => Some("port_exhaustion"),
-            Self::Pinned5xx | Self::IdleKilled => Some("stuck_keepalive"),
+            Self::Pinned5xx | Self::IdleKilled | Self::Draining | Self::PinnedSuspect => {
+                Some("stuck_keepalive")
+            }
             _ => None,
         }
     }
@@ -182,6 +192,8 @@ impl Verdict {
             Self::TupleCollision => "tuple_collision",
             Self::Pinned5xx => "pinned_5xx",
             Self::IdleKilled => "idle_killed",
+            Self::Draining => "draining",
+            Self::PinnedSuspect => "pinned_suspect",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",

@@ -30,6 +30,7 @@ pub mod space;
 pub mod strangers;
 pub mod stuck;
 pub mod surroundings;
+pub mod suspect;
 pub mod tables;
 pub mod threshold;
 pub mod time;

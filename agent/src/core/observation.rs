@@ -9,7 +9,7 @@ use tuplewatch_common::{
     record::{CensusRow, Global, Opener, OpenerKey, PortSpace},
 };
 
-use super::{idle::IdleNews, surroundings::Surroundings, time::Moment};
+use super::{idle::IdleNews, surroundings::Surroundings, suspect::Answers, time::Moment};
 
 pub use tuplewatch_common::record::{Event, EventKind};
 
@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub talks: Vec<Talk>,
     /// Connections that woke after an idle time since the last snapshot.
     pub idle: IdleNews,
+    /// Responses that cannot be read, of connections with news since the last snapshot.
+    pub answers: Vec<Answers>,
     /// Who opens connections.
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].

@@ -19,6 +19,7 @@ use super::{
     report::Totals,
     service::Services,
     space::{Census, Space},
+    suspect::Suspects,
     threshold::PoolInference,
     time::Moment,
 };
@@ -50,6 +51,8 @@ pub struct Tables {
     pub services: Services,
     /// Connections that woke after an idle time.
     pub idles: Idles,
+    /// Responses that cannot be read.
+    pub suspects: Suspects,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
@@ -310,6 +313,8 @@ impl Tables {
             let Some(space) = self.spaces.get_mut(&key) else {
                 continue;
             };
+            // Traffic alone is no change that a look could make anything of.
+            space.census.active = census.active;
             if space.census != census {
                 space.counted(now, census, keep);
                 activate(space, &mut self.active, key);

@@ -199,6 +199,23 @@ thresholds! {
         tolerance: f64 = 0.05;
     }
 
+    /// Cause `draining`.
+    draining: Draining, per_destination {
+        /// Opens refused since the first of them, with none that got through.
+        min_refused: u64 = 3;
+        /// Nothing is said before: a network balancer takes three minutes to send new connections elsewhere.
+        grace: Duration = seconds(180);
+        /// An old connection was used so lately that requests still ride on it.
+        quiet: Duration = seconds(60);
+    }
+
+    /// Cause `pinned_suspect`, in a replay only.
+    pinned_suspect: PinnedSuspect, per_destination {
+        /// Responses in a row that are equally long and begin at once, on a connection whose neighbours' are
+        /// neither: 0 looks for none. It is a suspicion only; 6 is a good number to ask for.
+        min_responses: u32 = 0;
+    }
+
     /// Names for opens that get no answer.
     loss: LossNames, per_destination {
         /// Lost opens, or SYNs sent again, in the window: fewer may be chance.

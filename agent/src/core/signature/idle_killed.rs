@@ -396,6 +396,14 @@ fn race(context: &Context<'_>, key: &PortSpaceKey, idle: &Idle) -> Option<Findin
     let mut rests: Vec<Duration> = races.iter().map(|k| k.idle).collect();
     rests.sort_unstable();
     let typical = rests[rests.len() / 2];
+    // A server that closes idle connections does it after the same time; one that ends closes them all,
+    // however long they rested.
+    let spread = typical.mul_f64(2.0 * rules.tolerance);
+    let near = rests.iter().filter(|rest| rest.abs_diff(typical) <= spread);
+    let lasts = races[races.len() - 1].at.since(races[0].at);
+    if near.count() * 2 <= rests.len() || lasts < typical * 3 {
+        return None;
+    }
     let devices: Vec<String> = idle_device::all(&context.around.egress)
         .into_iter()
         .filter(|d| {

@@ -5,6 +5,7 @@
 //! Rules are asked about port spaces that are busy or in trouble only: quiet ones cost nothing.
 
 mod bare_ack;
+mod draining;
 mod fare;
 mod forecast;
 mod holders;
@@ -16,6 +17,7 @@ mod local_ephemeral;
 mod loss;
 mod nat_syn_drop;
 mod neighbours;
+mod pinned_suspect;
 mod port_exhaustion;
 mod refused;
 mod silence;
@@ -103,7 +105,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 16] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -131,6 +133,14 @@ const RULES: [Rule; 14] = [
     Rule {
         finds: &[Verdict::IdleKilled, Verdict::KeepaliveRace],
         judge: Judge::Host(idle_killed::idle_killed),
+    },
+    Rule {
+        finds: &[Verdict::Draining],
+        judge: Judge::Symptoms(draining::draining),
+    },
+    Rule {
+        finds: &[Verdict::PinnedSuspect],
+        judge: Judge::Host(pinned_suspect::pinned_suspect),
     },
     Rule {
         finds: loss::NAMED,
@@ -170,9 +180,13 @@ const RULES: [Rule; 14] = [
 type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
 
 /// One for each signature: look-alikes raise no alert.
-const REFRESH: [(Verdict, Refresh); 7] = [
+const REFRESH: [(Verdict, Refresh); 9] = [
     (Verdict::Pinned5xx, stuck_keepalive::refresh),
     (Verdict::IdleKilled, idle_killed::refresh),
+    (Verdict::Draining, |context, key| {
+        again(context, key, draining::describe, draining::goes_on)
+    }),
+    (Verdict::PinnedSuspect, pinned_suspect::refresh),
     (Verdict::LocalEphemeral, local_ephemeral::refresh),
     (Verdict::Forecast, forecast::refresh),
     (Verdict::L4ReuseInTimeWait, |context, key| {

@@ -191,6 +191,7 @@ impl Script {
                 ports: std::mem::take(&mut self.ports),
                 talks: std::mem::take(&mut self.talks),
                 idle: std::mem::take(&mut self.idle),
+                answers: Vec::new(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
                 surroundings: Surroundings {

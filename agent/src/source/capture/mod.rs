@@ -4,6 +4,7 @@
 //! The path of a packet: [`mod@input`] → [`mod@reader`] → [`mod@link`] → [`mod@file`] → [`mod@observer`] → the core.
 
 pub mod evidence;
+pub mod exchanges;
 pub mod fault;
 pub mod file;
 pub mod input;

@@ -11,6 +11,7 @@ use tuplewatch_common::{
 
 use super::{
     evidence::Evidence,
+    exchanges::Exchanges,
     file::Observed,
     rests::Rests,
     tables::{InMemory, Limits},
@@ -49,6 +50,8 @@ pub struct Observer {
     pub late: u64,
     /// Idle times of the connections.
     pub rests: Rests,
+    /// Sizes and latencies of responses, if a rule asks for them.
+    pub exchanges: Exchanges,
 }
 
 impl Observer {
@@ -65,6 +68,7 @@ impl Observer {
             evidence: Evidence::default(),
             late: 0,
             rests: Rests::default(),
+            exchanges: Exchanges::default(),
         }
     }
 
@@ -72,6 +76,9 @@ impl Observer {
     /// so that the order of those close to each other does not matter.
     #[inline]
     pub fn touch(&mut self, observed: &Observed) {
+        if self.exchanges.is_on {
+            self.exchanges.take(observed, &self.rests.vantage);
+        }
         if let Some(killed) = self.rests.take(observed) {
             self.evidence.killed(observed, &killed);
         }
@@ -260,12 +267,14 @@ impl Observer {
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
         let idle = self.rests.news();
+        let answers = self.exchanges.news();
         let snapshot = Snapshot {
             now: Moment(now_ns),
             spaces,
             ports,
             talks,
             idle,
+            answers,
             globals: self.tables.globals(),
             ..Snapshot::default()
         };

@@ -220,7 +220,11 @@ impl Rests {
             Role::Responder => sender_is_opener,
             Role::Unknown => false,
         };
-        let closed_before = waking.closed && waking.sent && from_lower == waking.by_lower;
+        // A client that closes before it is answered has given up waiting: no race for an idle connection.
+        let closed_before = waking.closed
+            && waking.sent
+            && from_lower == waking.by_lower
+            && role == Role::Initiator;
         let killed = !waking.closed && !waking.lives && from_lower != waking.by_lower;
         if !remote || !(closed_before || killed) || self.killed.len() >= NEWS {
             return None;

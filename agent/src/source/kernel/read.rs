@@ -17,7 +17,7 @@ use super::{
     batch, clock,
     load::{Kernel, map_mut},
 };
-use crate::core::{idle::IdleNews, observation::Snapshot, time::Moment};
+use crate::core::{observation::Snapshot, time::Moment};
 
 /// Hashes that one run of the sweep takes (`SWEEP_BATCH` of the kernel side).
 const SWEEP_BATCH: usize = 64;
@@ -45,13 +45,17 @@ impl Kernel {
         };
         let openers = self.openers()?;
         let globals = self.globals()?;
+        let resets = std::mem::take(&mut self.idle_resets);
+        let idle = super::idle::news(&resets, census.as_deref().unwrap_or_default());
         let snapshot = Snapshot {
             now: Moment(clock::monotonic_ns()),
             spaces: changed.spaces,
             census,
             ports: changed.ports,
             talks,
-            idle: IdleNews::default(),
+            idle,
+            // The kernel side counts no bytes of responses.
+            answers: Vec::new(),
             openers,
             globals,
             surroundings: self.surroundings(),

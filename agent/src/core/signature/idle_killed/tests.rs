@@ -133,7 +133,7 @@ fn somebody_rested_over_the_moment_and_lived() {
     for port in 0..3 {
         host.killed(port, 10.0);
     }
-    host.run(6, |_, _| ());
+    host.run(2, |_, _| ());
     assert_eq!(
         host.verdicts(),
         [],
@@ -182,6 +182,15 @@ fn a_peer_that_closes_first_is_a_race() {
     assert_eq!(host.verdicts(), [Verdict::KeepaliveRace]);
     let finding = host.finding(Verdict::KeepaliveRace);
     assert!(finding.summary.contains("5.0 s"), "{}", finding.summary);
+    // One that ends closes all of them, however long they rested.
+    let mut host = Script::new();
+    host.run(5, |host, second| {
+        for port in 0..20 {
+            host.killed(second as u16 * 20 + port, f64::from(port))
+                .closed_before = true;
+        }
+    });
+    assert_eq!(host.verdicts(), []);
 }
 
 #[test]
