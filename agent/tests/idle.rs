@@ -36,10 +36,8 @@ fn replay(path: &Path, args: &[&str]) -> Vec<Value> {
 
 /// The latest report of the alert with that cause.
 fn alert<'a>(lines: &'a [Value], cause: &str) -> Option<&'a Value> {
-    let alerts = lines
-        .iter()
-        .filter(|l| l["type"] == "alert" && l["cause"] == cause);
-    alerts.filter(|l| l["state"] != "pending").last()
+    let mut latest_first = lines.iter().rev();
+    latest_first.find(|l| l["type"] == "alert" && l["cause"] == cause && l["state"] != "pending")
 }
 
 #[test]

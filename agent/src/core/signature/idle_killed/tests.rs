@@ -152,7 +152,7 @@ fn one_is_enough_just_above_a_known_time_out() {
     let alone = |idle: f64, by: Option<ResetBy>, survived: f64| {
         let mut host = Script::new();
         host.run(20, |host, second| {
-            host.survived(survived * second as f64 / 20.0)
+            host.survived(survived * second as f64 / 20.0);
         });
         host.killed(1, idle).reset_by = by;
         host.run(5, |_, _| ());
