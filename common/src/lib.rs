@@ -14,6 +14,7 @@ pub mod conversation;
 pub mod handshake;
 pub mod histogram;
 pub mod http;
+pub mod idle;
 pub mod memory;
 pub mod observe;
 pub mod record;

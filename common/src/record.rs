@@ -169,6 +169,12 @@ pub struct CensusRow {
     pub unaccepted: u32,
     /// Established ones that wait for less than a second, or were answered within the last one.
     pub lively: u32,
+    /// Established sockets that received something in the last ten seconds.
+    pub active: u32,
+    /// Established sockets that had rested and were used again since the pass before.
+    pub rested: u32,
+    /// The longest of these rests in milliseconds, as far as it is known.
+    pub rested_ms: u32,
 }
 
 /// Source ports of a network namespace (socket point).

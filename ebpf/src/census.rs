@@ -20,6 +20,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    idle,
     layout::{
         ABSENT, BIND_FASTREUSE, DATA_SEGS_IN, DATA_SEGS_OUT, DEATH_ROW_HASHINFO,
         EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH, HASHINFO_EHASH_MASK,
@@ -126,6 +127,13 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
         jiffies,
     };
     row(storage, &seen, netns, pass as u32);
+    if state == ESTABLISHED
+        && let Some(row) = CENSUS.get_ptr_mut(&storage.key)
+    {
+        // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
+        let row = unsafe { &mut *row };
+        idle::census(row, sk, storage.tuple.hash(), jiffies as u32);
+    }
     1
 }
 

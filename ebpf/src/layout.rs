@@ -148,6 +148,14 @@ offsets! {
     DATA_SEGS_OUT,
     /// `sock.sk_socket`.
     SK_SOCKET,
+    /// `sock_common.skc_flags`.
+    SKC_FLAGS,
+    /// Number of the flag `SOCK_KEEPOPEN` there, or [`ABSENT`].
+    SOCK_KEEPOPEN,
+    /// `tcp_sock.keepalive_time`.
+    KEEPALIVE_TIME,
+    /// `net.ipv4.sysctl_tcp_keepalive_time`.
+    NET_KEEPALIVE_TIME,
     /// Sets of [`crate::maps::MEMORY`]; a power of two.
     MEMORY_SETS,
     /// Sets of [`crate::maps::HANDSHAKES`]; a power of two.

@@ -25,6 +25,7 @@
 
 mod census;
 mod http;
+mod idle;
 mod layout;
 mod lifecycle;
 mod maps;

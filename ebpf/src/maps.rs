@@ -9,6 +9,7 @@ use tuplewatch_common::{
     conversation,
     conversation::Head,
     handshake::Pending,
+    idle::Rest,
     memory::Set,
     observe::Work,
     record::{CensusRow, Global, NetnsPorts, OpenSocket, Opener, OpenerRef, PortBitmap, SpaceSlot},
@@ -189,6 +190,16 @@ pub static STALLED: HashMap<StalledKey, StalledRow> = HashMap::with_max_entries(
 pub static STALLED_AGAIN: Array<u64> = Array::with_max_entries(STALLED_BATCH, 0);
 /// Entries of [`STALLED_AGAIN`].
 pub const STALLED_BATCH: u32 = 64;
+/// Connections that a census found idle, each in one place by its hash: those that find theirs taken are not
+/// remembered, since of those that wake only the longest rest matters.
+#[map]
+pub static RESTS: Array<Rest> = Array::with_max_entries(RESTS_LEN, 0);
+/// Entries of [`RESTS`]; a power of two.
+pub const RESTS_LEN: u32 = 1 << 15;
+
+/// How many resets of idle connections this CPU has told in which second.
+#[map]
+pub static IDLE_BUDGET: PerCpuArray<[u64; 2]> = PerCpuArray::with_max_entries(1, 0);
 
 /// What a run of the census tells the user side.
 #[map]

@@ -14,6 +14,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    idle,
     layout::{
         ABSENT, HZ, INET_SPORT, LRCVTIME, LSNDTIME, SKB_HEAD, SKB_TRANSPORT_HEADER, SKC_STATE,
         SND_UNA,
@@ -94,6 +95,7 @@ pub fn tcp_receive_reset(ctx: RawTracePointContext) -> i32 {
         });
     }
     on_collision(sk);
+    idle::on_reset(sk);
     0
 }
 

@@ -72,6 +72,8 @@ impl EgressUse {
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
     devices: Vec<Device>,
+    /// After which time the devices of all profiles forget an idle connection.
+    idle_timeouts: Vec<(String, Duration)>,
     destinations: BTreeMap<Destination, Taken>,
     /// Those whose latest count is not in their history yet: it takes steps only.
     unsettled: BTreeSet<Destination>,
@@ -141,10 +143,19 @@ impl Egress {
             }
             devices.extend(Device::of(group, profiles, host)?);
         }
+        let timeouts = profiles.iter();
+        let timeouts = timeouts.filter_map(|p| Some((p.name.clone(), p.idle_timeout?)));
         Ok(Self {
             devices,
+            idle_timeouts: timeouts.collect(),
             ..Self::default()
         })
+    }
+
+    /// After which time the devices of the profiles forget an idle connection, by name.
+    #[must_use]
+    pub fn idle_timeouts(&self) -> &[(String, Duration)] {
+        &self.idle_timeouts
     }
 
     /// The device that carries a port space, if one is configured.

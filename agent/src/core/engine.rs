@@ -69,6 +69,10 @@ impl Engine {
         let pause = now.since(self.now);
         let gap = (self.now != Moment::default() && pause > t.window).then_some(pause);
         self.tables.snapshot(snapshot, keep, &t.pool, gap);
+        let rests = self.rules.all().map(|t| t.idle_killed.window).max();
+        let rests = rests.unwrap_or(t.idle_killed.window) + resolve;
+        self.tables.idles.take(now, &snapshot.idle, rests);
+        self.tables.suspects.take(now, &snapshot.answers, keep);
         if let Some(gap) = gap {
             self.alerts.resume(now, gap);
         }

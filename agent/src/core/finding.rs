@@ -8,6 +8,7 @@ use super::{
     budget::{Budget, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
+    idle::IdleEvidence,
     stuck::StuckEvidence,
     time::Moment,
     waits::WaitEvidence,
@@ -80,6 +81,15 @@ pub enum Verdict {
     /// `stuck_keepalive` / `black_holed`: an established connection gets nothing through any more, while new
     /// ones to the same place are established.
     BlackHoled,
+    /// `stuck_keepalive` / `idle_killed`: connections are reset by the first segment after an idle time:
+    /// something in between forgets them.
+    IdleKilled,
+    /// `stuck_keepalive` / `draining`: an endpoint takes no new connections any more, and requests still ride on
+    /// the old ones.
+    Draining,
+    /// `stuck_keepalive` / `pinned_suspect`: the responses on a connection are all alike and come at once, those
+    /// on others are not.
+    PinnedSuspect,
     /// Look-alike: an initiator that lost its state reconnects from the same port; the former
     /// connection was never closed.
     HalfOpenReconnect,
@@ -127,13 +137,16 @@ pub enum Verdict {
     ZeroWindow,
     /// Look-alike: the server accepts and answers late; connections pile up.
     SlowServer,
+    /// Look-alike: the peer closes an idle connection first, and a request that is sent all the same is
+    /// answered by RST.
+    KeepaliveRace,
     /// Opens are not answered, and what was seen does not tell why.
     UnknownConnectLoss,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 34] = [
         Self::L4ReuseInTimeWait,
         Self::NatSynDrop,
         Self::LocalEphemeral,
@@ -141,6 +154,9 @@ impl Verdict {
         Self::TupleCollision,
         Self::Pinned5xx,
         Self::BlackHoled,
+        Self::IdleKilled,
+        Self::Draining,
+        Self::PinnedSuspect,
         Self::HalfOpenReconnect,
         Self::FixedPortReuse,
         Self::SynRecvCollision,
@@ -163,6 +179,7 @@ impl Verdict {
         Self::MtuBlackHole,
         Self::ZeroWindow,
         Self::SlowServer,
+        Self::KeepaliveRace,
         Self::UnknownConnectLoss,
     ];
 
@@ -175,7 +192,11 @@ impl Verdict {
             | Self::LocalEphemeral
             | Self::Forecast
             | Self::TupleCollision => Some("port_exhaustion"),
-            Self::Pinned5xx | Self::BlackHoled => Some("stuck_keepalive"),
+            Self::Pinned5xx
+            | Self::BlackHoled
+            | Self::IdleKilled
+            | Self::Draining
+            | Self::PinnedSuspect => Some("stuck_keepalive"),
             _ => None,
         }
     }
@@ -191,6 +212,9 @@ impl Verdict {
             Self::TupleCollision => "tuple_collision",
             Self::Pinned5xx => "pinned_5xx",
             Self::BlackHoled => "black_holed",
+            Self::IdleKilled => "idle_killed",
+            Self::Draining => "draining",
+            Self::PinnedSuspect => "pinned_suspect",
             Self::HalfOpenReconnect => "half_open_reconnect",
             Self::FixedPortReuse => "fixed_port_reuse",
             Self::SynRecvCollision => "syn_recv_collision",
@@ -213,6 +237,7 @@ impl Verdict {
             Self::MtuBlackHole => "mtu_black_hole",
             Self::ZeroWindow => "zero_window",
             Self::SlowServer => "slow_server",
+            Self::KeepaliveRace => "keepalive_race",
             Self::UnknownConnectLoss => "unknown_connect_loss",
         }
     }
@@ -316,6 +341,8 @@ pub struct Evidence {
     pub stuck: Option<StuckEvidence>,
     /// Connections that get nothing through, and new ones that do better.
     pub stall: Option<StallEvidence>,
+    /// Connections that are reset by the first segment after an idle time, and others that live.
+    pub idle: Option<IdleEvidence>,
     /// What is taken of the ports of a device in between.
     pub egress: Option<EgressUse>,
     /// Counters that speak for the finding, with their growth over the window.

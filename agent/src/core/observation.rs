@@ -12,7 +12,9 @@ use tuplewatch_common::{
     record::{CensusRow, Global, Opener, OpenerKey, PortSpace},
 };
 
-use super::{stalled::Stalled, surroundings::Surroundings, time::Moment};
+use super::{
+    idle::IdleNews, stalled::Stalled, surroundings::Surroundings, suspect::Answers, time::Moment,
+};
 
 pub use tuplewatch_common::record::{Event, EventKind};
 
@@ -32,6 +34,10 @@ pub struct Snapshot {
     pub talks: Vec<Talk>,
     /// All connections that make no progress now.
     pub stalled: Vec<Stalled>,
+    /// Connections that woke after an idle time since the last snapshot.
+    pub idle: IdleNews,
+    /// Responses that cannot be read, of connections with news since the last snapshot.
+    pub answers: Vec<Answers>,
     /// Who opens connections.
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].

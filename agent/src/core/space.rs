@@ -109,6 +109,8 @@ pub struct Census {
     pub closing: u32,
     /// Those of any state whose port was taken by bind().
     pub bound: u32,
+    /// In ESTABLISHED, and something was received lately.
+    pub active: u32,
     /// In TIME_WAIT by age.
     pub time_wait: [u32; TIME_WAIT_AGES],
 }
@@ -132,6 +134,7 @@ impl Census {
         self.established += row.established;
         self.closing += row.closing;
         self.bound += row.bound;
+        self.active += row.active;
         for (sum, n) in self.time_wait.iter_mut().zip(row.time_wait) {
             *sum += n;
         }

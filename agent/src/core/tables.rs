@@ -12,6 +12,7 @@ use tuplewatch_common::{
 
 use super::{
     finding::Pool,
+    idle::Idles,
     observation::{Event, EventKind, Snapshot, Space3},
     openers::{OpenerRate, Openers},
     packed::Packed,
@@ -19,6 +20,7 @@ use super::{
     service::Services,
     space::{Census, Space},
     stalled::Stalls,
+    suspect::Suspects,
     threshold::PoolInference,
     time::Moment,
     waits::{Pace, Pending, Waits},
@@ -56,6 +58,10 @@ pub struct Tables {
     pub stalls: Stalls,
     /// Their requests that wait, where no census tells.
     pending: Pending,
+    /// Connections that woke after an idle time.
+    pub idles: Idles,
+    /// Responses that cannot be read.
+    pub suspects: Suspects,
     /// Wire port spaces joined by ISN to the socket port spaces behind them: many pods may share an
     /// address.
     joined: HashMap<Space3, BTreeSet<PortSpaceKey>>,
@@ -367,6 +373,8 @@ impl Tables {
             let Some(space) = self.spaces.get_mut(&key) else {
                 continue;
             };
+            // Traffic alone is no change that a look could make anything of.
+            space.census.active = census.active;
             if space.census != census {
                 space.counted(now, census, keep);
                 activate(space, &mut self.active, key);

@@ -205,6 +205,39 @@ thresholds! {
         zero_window_after: Duration = seconds(10);
     }
 
+    /// Cause `idle_killed`.
+    idle_killed: IdleKilled, per_destination {
+        /// How far back idle times are compared: devices forget after minutes, so that a minute shows few.
+        window: Duration = seconds(600);
+        /// Connections reset after a longer idle time than any other survived. With a known device's
+        /// time-out just passed one is enough.
+        min_killed: u32 = 3;
+        /// Shorter idle times are not looked at: no device forgets as soon, and servers that close so
+        /// early do it by FIN.
+        min_idle: Duration = seconds(5);
+        /// How near a known device's time-out must be, and how near the longest idle time survived and
+        /// the shortest one killed must be for a time-out to be estimated between them (in units of five
+        /// times as much).
+        tolerance: f64 = 0.05;
+    }
+
+    /// Cause `draining`.
+    draining: Draining, per_destination {
+        /// Opens refused since the first of them, with none that got through.
+        min_refused: u64 = 3;
+        /// Nothing is said before: a network balancer takes three minutes to send new connections elsewhere.
+        grace: Duration = seconds(180);
+        /// An old connection was used so lately that requests still ride on it.
+        quiet: Duration = seconds(60);
+    }
+
+    /// Cause `pinned_suspect`, in a replay only.
+    pinned_suspect: PinnedSuspect, per_destination {
+        /// Responses in a row that are equally long and begin at once, on a connection whose neighbours' are
+        /// neither: 0 looks for none. It is a suspicion only; 6 is a good number to ask for.
+        min_responses: u32 = 0;
+    }
+
     /// Names for opens that get no answer.
     loss: LossNames, per_destination {
         /// Lost opens, or SYNs sent again, in the window: fewer may be chance.

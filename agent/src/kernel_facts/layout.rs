@@ -71,8 +71,9 @@ const TUPLE: Needs = Needs::essential(ALL);
 /// A kernel without IPv6 or without network namespaces has no such member, and nothing is lost.
 const TUPLE_DETAIL: Needs = Needs::detail(ALL);
 const CGROUP: Needs = Needs::detail(&[Lifecycle, Census]);
-const SEQUENCE: Needs = Needs::detail(&[Lifecycle, Retransmit, SendReset, Census]);
-const PROGRESS: Needs = Needs::detail(&[Retransmit, Census]);
+const SEQUENCE: Needs = Needs::detail(&[Lifecycle, Retransmit, SendReset, ReceiveReset, Census]);
+const PROGRESS: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
+const RESET_DETAIL: Needs = Needs::detail(&[ReceiveReset]);
 const IDLE: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
 const PROCESS: Needs = Needs::detail(&[Lifecycle]);
 const WALK: Needs = Needs::essential(&[Census]);
@@ -103,6 +104,8 @@ layout! {
         /// Node by which a row hangs in the established hash (and, since 5.19, a listener in `lhash2`). The chain
         /// ends in an odd pointer.
         skc_nulls_node: sock_common "skc_nulls_node" 16 WALK;
+        /// Flags of the socket, by the numbers of `enum sock_flags`.
+        skc_flags: sock_common "skc_flags" 8 RESET_DETAIL;
         /// Interface that the socket is bound to, or 0.
         skc_bound_dev_if: sock_common "skc_bound_dev_if" 4 ROW;
 
@@ -150,6 +153,8 @@ layout! {
         icsk_backoff: inet_connection_sock "icsk_backoff" 1 PROGRESS;
         /// Window or keep-alive probes in a row without an answer.
         icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 PROGRESS;
+        /// Idle time before the first keep-alive probe in jiffies, 0 for that of the namespace.
+        keepalive_time: tcp_sock "keepalive_time" 4 RESET_DETAIL;
 
         /// The retransmission time-out in jiffies, doubled as often as `icsk_backoff` says.
         icsk_rto: inet_connection_sock "icsk_rto" 4 PROGRESS;
@@ -192,6 +197,8 @@ layout! {
         net_timestamps: net "ipv4.sysctl_tcp_timestamps" 1 ROW;
         /// `net.ipv4.tcp_keepalive_intvl` of the namespace, in jiffies.
         net_keepalive_intvl: net "ipv4.sysctl_tcp_keepalive_intvl" 4 PROGRESS;
+        /// `net.ipv4.tcp_keepalive_time` of the namespace, in jiffies.
+        net_keepalive_time: net "ipv4.sysctl_tcp_keepalive_time" 4 RESET_DETAIL;
         /// Pointer to the bitmap of `net.ipv4.ip_local_reserved_ports`.
         net_reserved_ports: net "ipv4.sysctl_local_reserved_ports" 8 ROW;
         /// Pointer to the bind bucket of a socket's port.

@@ -154,9 +154,9 @@ fn missing_detail_stops_no_hook() {
     let member = "inet_connection_sock.icsk_backoff";
     assert_eq!(
         hooks_missing(&resolved, member),
-        [Hook::Retransmit, Hook::Census]
+        [Hook::Retransmit, Hook::ReceiveReset, Hook::Census]
     );
-    assert_eq!(resolved.missing.len(), 2);
+    assert_eq!(resolved.missing.len(), 3);
     let text = resolved.missing[0].to_string();
     assert!(
         text.starts_with("retransmit tells less without inet_connection_sock.icsk_backoff: "),

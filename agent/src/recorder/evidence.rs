@@ -188,6 +188,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             // Most data is not recorded: nobody knows what was sent before.
             hint: Hint::None,
             window: u16::MAX,
+            ..Observed::default()
         };
         let Ok(()) = observer.take(&observed, &mut look);
     }

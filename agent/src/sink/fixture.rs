@@ -24,6 +24,7 @@ use crate::core::{
         CollisionEvidence, Confidence, Evidence, Finding, LossEvidence, OpenedBy, Pool, RuledOut,
         Sample, Severity, Verdict,
     },
+    idle::{IdleConnection, IdleEvidence, ResetBy},
     report::{Change, Overview, SpaceReport, Totals},
     stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
@@ -168,6 +169,7 @@ pub(crate) fn finding() -> Finding {
             }),
             stuck: Some(stuck()),
             stall: Some(stall()),
+            idle: Some(idle()),
             egress: Some(egress()),
             counters: vec![CounterEvidence {
                 name: "TCPSYNChallenge".into(),
@@ -281,6 +283,39 @@ fn stall() -> StallEvidence {
             close: Some("ss -K dst 203.0.113.10 dport = 443 src 198.51.100.7 sport = 41490".into()),
         }],
         rests_on: RESTS_ON.into(),
+    }
+}
+
+/// Connections that are reset after an idle time.
+fn idle() -> IdleEvidence {
+    IdleEvidence {
+        killed: 4,
+        killed_sooner: 1,
+        shortest_killed_seconds: 352.4,
+        longest_killed_seconds: 871.0,
+        survived: 120,
+        longest_survived_seconds: 341.5,
+        timeout_seconds: Some(346.95),
+        devices: vec!["aws-nat-gateway".into(), "aws-nlb".into()],
+        reset_by: Some(ResetBy::Middlebox),
+        keep_alive_seconds: 173.0,
+        connections: vec![IdleConnection {
+            client_address: std::net::IpAddr::from([198, 51, 100, 7]),
+            client_port: 45_330,
+            server_address: std::net::IpAddr::from([203, 0, 113, 10]),
+            server_port: 443,
+            age_seconds: Some(4012.7),
+            idle_seconds: 352.4,
+            ago_seconds: 3.2,
+            probe: false,
+            reset_by: Some(ResetBy::Middlebox),
+            pid: Some(4711),
+            command: Some("curl".into()),
+            keep_alive: Some(true),
+            keep_alive_seconds: Some(7200.0),
+            user_timeout_seconds: Some(0.0),
+        }],
+        unseen: "connections that vanish without an RST".into(),
     }
 }
 

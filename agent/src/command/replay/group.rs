@@ -17,6 +17,7 @@ use crate::{
         observation::Snapshot,
         report::{Change, Overview},
         rules::Rules,
+        threshold::Thresholds,
         time::Moment,
     },
     source::capture::{
@@ -157,6 +158,9 @@ impl Group {
         let own: Vec<String> = self.members.iter().map(|m| m.name(&job.names)).collect();
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
         let mut observer = Observer::new(Limits::default());
+        observer.rests.vantage.clone_from(&vantage);
+        let asks = |t: &Thresholds| t.pinned_suspect.min_responses > 0;
+        observer.exchanges.is_on = job.rules.all().any(asks);
         let mut engine = Engine::new(job.rules.clone()).with_egress(job.egress.clone());
         let mut found = FoundSoFar::default();
         let mut look = |events: &[Event], snapshot: &Snapshot| -> io::Result<()> {
@@ -216,7 +220,14 @@ impl Group {
             let member = &mut self.members[i];
             loop {
                 match member.next {
-                    Next::Segment => observer.take(&member.observed, look)?,
+                    Next::Segment => {
+                        observer.touch(&member.observed);
+                        observer.take(&member.observed, look)?;
+                    }
+                    Next::Plain => {
+                        observer.touch(&member.observed);
+                        observer.pass(member.observed.frame.time_ns, look)?;
+                    }
                     Next::Time(ns) => observer.pass(ns, look)?,
                     Next::End => break,
                 }
@@ -321,7 +332,7 @@ impl Member {
 
     fn time(&self) -> Option<u64> {
         match self.next {
-            Next::Segment => Some(self.observed.frame.time_ns),
+            Next::Segment | Next::Plain => Some(self.observed.frame.time_ns),
             Next::Time(ns) => Some(ns),
             Next::End => None,
         }
@@ -395,6 +406,7 @@ const fn about(finding: &Finding) -> About {
     match finding.verdict {
         _ if finding.evidence.stuck.is_some() => About::Failures,
         _ if finding.evidence.stall.is_some() => About::InVain,
+        _ if finding.evidence.idle.is_some() => About::Rests,
         Verdict::L4ReuseInTimeWait
         | Verdict::TupleCollision
         | Verdict::HalfOpenReconnect

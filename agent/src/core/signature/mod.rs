@@ -6,15 +6,19 @@
 
 mod bare_ack;
 mod black_holed;
+mod draining;
 mod fare;
 mod forecast;
 mod holders;
+mod idle_device;
+mod idle_killed;
 mod listener;
 mod local;
 mod local_ephemeral;
 mod loss;
 mod nat_syn_drop;
 mod neighbours;
+mod pinned_suspect;
 mod port_exhaustion;
 mod refused;
 mod silence;
@@ -104,7 +108,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 18] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -137,6 +141,18 @@ const RULES: [Rule; 15] = [
             Verdict::ZeroWindow,
         ],
         judge: Judge::Host(black_holed::black_holed),
+    },
+    Rule {
+        finds: &[Verdict::IdleKilled, Verdict::KeepaliveRace],
+        judge: Judge::Host(idle_killed::idle_killed),
+    },
+    Rule {
+        finds: &[Verdict::Draining],
+        judge: Judge::Symptoms(draining::draining),
+    },
+    Rule {
+        finds: &[Verdict::PinnedSuspect],
+        judge: Judge::Host(pinned_suspect::pinned_suspect),
     },
     Rule {
         finds: loss::NAMED,
@@ -180,9 +196,14 @@ const RULES: [Rule; 15] = [
 type Refresh = fn(&Context<'_>, &PortSpaceKey) -> Option<(Finding, bool)>;
 
 /// One for each signature: look-alikes raise no alert.
-const REFRESH: [(Verdict, Refresh); 7] = [
+const REFRESH: [(Verdict, Refresh); 10] = [
     (Verdict::Pinned5xx, stuck_keepalive::refresh),
     (Verdict::BlackHoled, black_holed::refresh),
+    (Verdict::IdleKilled, idle_killed::refresh),
+    (Verdict::Draining, |context, key| {
+        again(context, key, draining::describe, draining::goes_on)
+    }),
+    (Verdict::PinnedSuspect, pinned_suspect::refresh),
     (Verdict::LocalEphemeral, local_ephemeral::refresh),
     (Verdict::Forecast, forecast::refresh),
     (Verdict::L4ReuseInTimeWait, |context, key| {

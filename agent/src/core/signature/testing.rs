@@ -67,6 +67,8 @@ pub struct Script {
     pub talks: Vec<crate::core::observation::Talk>,
     /// Connections that make no progress.
     pub stalled: Vec<crate::core::stalled::Stalled>,
+    /// Connections that woke after an idle time.
+    pub idle: crate::core::idle::IdleNews,
     /// Source ports of the agent's namespace.
     pub local_ports: Option<LocalPorts>,
     /// Counters of the agent's namespace.
@@ -99,6 +101,7 @@ impl Script {
             talks: Vec::new(),
             stalled: Vec::new(),
             behind: Vec::new(),
+            idle: crate::core::idle::IdleNews::default(),
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
@@ -177,6 +180,11 @@ impl Script {
         }
     }
 
+    /// This moment.
+    pub const fn now(&self) -> Moment {
+        self.now
+    }
+
     /// Lets `seconds` pass; `each` says what happens in every one of them.
     pub fn run(&mut self, seconds: u64, mut each: impl FnMut(&mut Self, u64)) {
         for second in 0..seconds {
@@ -189,6 +197,8 @@ impl Script {
                 ports: std::mem::take(&mut self.ports),
                 talks: std::mem::take(&mut self.talks),
                 stalled: self.stalled.clone(),
+                idle: std::mem::take(&mut self.idle),
+                answers: Vec::new(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
                 behind: std::mem::take(&mut self.behind),

@@ -181,6 +181,7 @@ fn figures(block: &mut Block, e: &Evidence) {
     figures::refused(block, e);
     figures::stuck(block, e);
     figures::stall(block, e);
+    figures::idle(block, e);
     figures::lost(block, e);
     figures::outcome(block, e);
     figures::ports(block, e);

@@ -16,7 +16,10 @@ use super::{
     file::Observed,
     tables::{Frame, InMemory},
 };
-use crate::core::service::Service;
+use crate::core::{
+    idle::{self, Killed, ResetBy},
+    service::Service,
+};
 
 /// One packet and what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +82,17 @@ pub enum Shows {
         times: u32,
         /// Bytes of data.
         bytes: u32,
+    },
+    /// A RST that answers the first segment after an idle time.
+    Killed {
+        /// How long that was, in milliseconds.
+        idle_ms: u32,
+        /// Its TTL, and who sent it, if the packets before told the peer's TTL.
+        ttl: u8,
+        /// Who sent it.
+        by: Option<ResetBy>,
+        /// The peer had closed before.
+        closed_before: bool,
     },
 }
 
@@ -149,6 +163,31 @@ impl Exhibit {
             Shows::InVain { times, bytes } => format!(
                 "the same {bytes} bytes again, time-out number {times}: nothing has acknowledged them"
             ),
+            Shows::Killed {
+                idle_ms,
+                ttl,
+                by,
+                closed_before,
+            } => {
+                let idle = f64::from(idle_ms) / 1000.0;
+                let by = match by {
+                    Some(ResetBy::Middlebox) => {
+                        format!("; its TTL {ttl} is not that of the peer's packets")
+                    }
+                    Some(ResetBy::Peer) => format!("; it has the TTL {ttl} of the peer's packets"),
+                    None => String::new(),
+                };
+                if closed_before {
+                    format!(
+                        "RST: the peer closed the connection after {idle:.1} s without traffic, and this answers \
+                         what was sent all the same"
+                    )
+                } else {
+                    format!(
+                        "RST: it answers the first segment after {idle:.1} s without traffic{by}"
+                    )
+                }
+            }
         }
     }
 }
@@ -164,6 +203,8 @@ struct Exhibits {
     failed: Vec<Exhibit>,
     /// Data and probes sent in vain.
     in_vain: Vec<Exhibit>,
+    /// RSTs after an idle time.
+    killed: Vec<Exhibit>,
 }
 
 /// What the packets behind a finding show.
@@ -177,6 +218,8 @@ pub enum About {
     Failures,
     /// Data and probes sent in vain.
     InVain,
+    /// RSTs after an idle time.
+    Rests,
 }
 
 /// All exhibits, bounded.
@@ -257,6 +300,24 @@ impl Evidence {
             },
         };
         if let Some(exhibits) = self.exhibits(key, |e| &mut e.in_vain) {
+            exhibits.push(exhibit);
+        }
+    }
+
+    /// A connection was reset after an idle time.
+    pub fn killed(&mut self, observed: &Observed, killed: &Killed) {
+        let key = idle::service(&killed.tuple, killed.role, killed.point);
+        let exhibit = Exhibit {
+            frame: observed.frame,
+            tuple: killed.tuple,
+            shows: Shows::Killed {
+                idle_ms: u32::try_from(killed.idle.as_millis()).unwrap_or(u32::MAX),
+                ttl: observed.ttl,
+                by: killed.reset_by,
+                closed_before: killed.closed_before,
+            },
+        };
+        if let Some(exhibits) = self.exhibits(&key, |e| &mut e.killed) {
             exhibits.push(exhibit);
         }
     }
@@ -382,6 +443,7 @@ impl Evidence {
                 About::SynsAgain => &e.again,
                 About::Failures => &e.failed,
                 About::InVain => &e.in_vain,
+                About::Rests => &e.killed,
             })
             .copied()
             .collect();

@@ -23,7 +23,7 @@ use super::{
     copies::Sighting,
     fault::Fault,
     input::Input,
-    link::Found,
+    link::{Direction, Found},
     look::{self, Look, Place},
     reader::{Packet, Reader},
     sent::{Hint, Sent},
@@ -87,6 +87,10 @@ pub struct Observed {
     pub hint: Hint,
     /// The window field.
     pub window: u16,
+    /// Its direction, where the capture says it.
+    pub direction: Option<Direction>,
+    /// TTL or hop limit of its packet.
+    pub ttl: u8,
 }
 
 /// How far [`CaptureFile::next`] has come.
@@ -94,6 +98,8 @@ pub struct Observed {
 pub enum Next {
     /// To a segment that the tables are to see.
     Segment,
+    /// To one that says no more than that its connection is in use.
+    Plain,
     /// Some packets on, to this moment; none of them concerns the tables.
     Time(u64),
     /// To the end.
@@ -299,24 +305,29 @@ impl CaptureFile {
                         // One that is cut off says nothing.
                         observed.window = window.unwrap_or(u16::MAX);
                         observed.hint = self.sent.look(segment, observed.window, time_ns);
-                    }
-                    let matters = observed.message.is_some()
-                        || observed.hint != Hint::None
-                        || !is_plain_data(at.flags, at.payload_len);
-                    if matters && is_read {
-                        let key = (packet.interface, found.interface);
                         let direction = packet.direction.or(found.direction);
-                        let opens = segment.flags & (SYN | ACK) == SYN;
-                        let asks = matches!(observed.message, Some(Message::Request { .. }));
-                        observed.role =
-                            (opens || asks).then(|| self.vantage.role(segment, direction));
-                        observed.sighting = Sighting::of(&bytes, packet.link, at, direction);
+                        observed.direction = direction;
+                        observed.ttl = ttl(&bytes, at).unwrap_or(0);
                         observed.page = page(packet.data, at, observed.message);
+                        let is_plain = observed.message.is_none()
+                            && observed.hint == Hint::None
+                            && is_plain_data(at.flags, at.payload_len);
+                        if !is_plain {
+                            observed.sighting = Sighting::of(&bytes, packet.link, at, direction);
+                        }
+                        let key = (packet.interface, found.interface);
                         observed.frame = Frame {
                             file: self.index,
                             number: self.reader.frame(),
                             time_ns,
                         };
+                        if is_plain {
+                            return Ok(Next::Plain);
+                        }
+                        let opens = segment.flags & (SYN | ACK) == SYN;
+                        let asks = matches!(observed.message, Some(Message::Request { .. }));
+                        observed.role =
+                            (opens || asks).then(|| self.vantage.role(segment, direction));
                         observed.interface = self.interface(key);
                         self.told_ns = time_ns;
                         return Ok(Next::Segment);
@@ -394,7 +405,12 @@ pub fn segment(packet: &Packet<'_>) -> Option<(Segment, Found, u8)> {
     let found = packet.link.find(&bytes).ok()?;
     let mut segment = Segment::default();
     read_into(&bytes, &found.located, &mut segment).ok()?;
-    let ttl_at = if found.located.is_v6 { 7 } else { 8 };
-    let ttl = bytes.u8(found.located.ip_offset + ttl_at)?;
+    let ttl = ttl(&bytes, &found.located)?;
     Some((segment, found, ttl))
+}
+
+/// TTL (RFC 791 section 3.1) or hop limit (RFC 8200 section 3).
+#[inline]
+fn ttl(bytes: &Captured<'_>, at: &Located) -> Option<u8> {
+    bytes.u8(at.ip_offset + if at.is_v6 { 7 } else { 8 })
 }

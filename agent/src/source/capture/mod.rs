@@ -6,6 +6,7 @@
 mod clock;
 pub mod copies;
 pub mod evidence;
+pub mod exchanges;
 pub mod fault;
 pub mod file;
 pub mod input;
@@ -15,6 +16,7 @@ pub mod observer;
 mod pcap;
 mod pcapng;
 pub mod reader;
+pub mod rests;
 pub mod sent;
 pub mod stalls;
 pub mod tables;

@@ -13,7 +13,9 @@ use tuplewatch_common::{
 use super::{
     copies::Copies,
     evidence::Evidence,
+    exchanges::Exchanges,
     file::Observed,
+    rests::Rests,
     stalls::{Stalls, known},
     tables::{InMemory, Limits},
 };
@@ -53,6 +55,10 @@ pub struct Observer {
     /// Segments that were left out because they are copies.
     pub copies: u64,
     seen: Copies,
+    /// Idle times of the connections.
+    pub rests: Rests,
+    /// Sizes and latencies of responses, if a rule asks for them.
+    pub exchanges: Exchanges,
 }
 
 impl Observer {
@@ -71,6 +77,20 @@ impl Observer {
             late: 0,
             copies: 0,
             seen: Copies::default(),
+            rests: Rests::default(),
+            exchanges: Exchanges::default(),
+        }
+    }
+
+    /// Takes any segment for what it says about the idle time of its connection: that is a second or more,
+    /// so that the order of those close to each other does not matter.
+    #[inline]
+    pub fn touch(&mut self, observed: &Observed) {
+        if self.exchanges.is_on {
+            self.exchanges.take(observed, &self.rests.vantage);
+        }
+        if let Some(killed) = self.rests.take(observed) {
+            self.evidence.killed(observed, &killed);
         }
     }
 
@@ -290,12 +310,16 @@ impl Observer {
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
         let stalled = self.stalls.list(&self.tables, now_ns);
+        let idle = self.rests.news();
+        let answers = self.exchanges.news();
         let snapshot = Snapshot {
             now: Moment(now_ns),
             stalled,
             spaces,
             ports,
             talks,
+            idle,
+            answers,
             globals: self.tables.globals(),
             ..Snapshot::default()
         };

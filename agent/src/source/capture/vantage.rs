@@ -38,13 +38,19 @@ impl Vantage {
     /// it sees of former connections is what the responder sees.
     #[must_use]
     pub fn role(&self, syn: &Segment, direction: Option<Direction>) -> Role {
+        self.role_in(&syn.tuple, direction)
+    }
+
+    /// The same for a connection named by who opened it, and the direction of that end's packets.
+    #[must_use]
+    pub fn role_in(&self, tuple: &FourTuple, direction: Option<Direction>) -> Role {
         if let Some(role) = self.set {
             return role;
         }
         match direction {
             Some(Direction::Out) => Role::Initiator,
             Some(Direction::In) => Role::Responder,
-            None if self.local.contains(&syn.tuple.initiator) => Role::Initiator,
+            None if self.local.contains(&tuple.initiator) => Role::Initiator,
             None => Role::Responder,
         }
     }

@@ -6,7 +6,7 @@ use aya::maps::RingBuf;
 use bytes::Buf;
 use tuplewatch_common::{address::FourTuple, record::Event};
 
-use super::load::Kernel;
+use super::{idle, load::Kernel};
 
 /// At most so many events at once: what comes faster than this is counted in the maps all the same.
 const AT_ONCE: usize = 4096;
@@ -22,6 +22,7 @@ impl Kernel {
         while events.len() < AT_ONCE {
             let Some(item) = ring.next() else { break };
             events.extend(decode(&item));
+            self.idle_resets.extend(idle::decode(&item));
         }
         Ok(events)
     }

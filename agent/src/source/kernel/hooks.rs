@@ -22,7 +22,9 @@ const fn loss(hook: Hook) -> &'static str {
         Hook::SendReset => {
             "bare ACKs are not joined to processes, and are unseen where no packet hook is"
         }
-        Hook::ReceiveReset => "who resets connections is not counted",
+        Hook::ReceiveReset => {
+            "who resets connections is not counted, nor which of them had been idle"
+        }
         Hook::Census => {
             "sockets in use and in TIME_WAIT are not known, nor connections older than the agent, nor those that \
              make no progress"

@@ -8,7 +8,7 @@ use aya::{
     programs::{Program, ProgramError},
 };
 use tracing::warn;
-use tuplewatch_common::{handshake::Pending, ways::WAYS};
+use tuplewatch_common::{handshake::Pending, idle::IdleReset, ways::WAYS};
 
 use super::{
     HookStatus, Plan, Verdict,
@@ -20,7 +20,7 @@ use super::{
     spaces::Spaces,
     talks::Talks,
 };
-use crate::kernel_facts::{Hook, Layout, Resolved, Types, VMLINUX};
+use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved, Types, VMLINUX};
 
 /// The eBPF object, built beforehand (`cargo xtask build`).
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("TUPLEWATCH_EBPF_OBJECT"));
@@ -111,6 +111,8 @@ pub struct Kernel {
     recorder: Option<Ring>,
     /// When everything had been loaded and what was there before had been noted.
     pub(super) started_ns: u64,
+    /// Idle connections that were reset since the last snapshot.
+    pub(super) idle_resets: Vec<IdleReset>,
 }
 
 /// The tracepoint hooks and their programs.
@@ -155,9 +157,9 @@ impl Kernel {
     /// Loads everything, and attaches all but the packet hook.
     pub(super) fn load(options: &Options) -> Result<Self, LoadError> {
         let mut hooks = Vec::new();
-        let (resolved, coarse_clock) = resolve(Path::new(VMLINUX), &mut hooks).unzip();
-        let coarse_clock = u32::from(coarse_clock == Some(true));
-        let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout), coarse_clock)?;
+        let (resolved, others) = resolve(Path::new(VMLINUX), &mut hooks).unzip();
+        let others = others.unwrap_or_default();
+        let mut ebpf = load(options, resolved.as_ref().map(|r| &r.layout), &others)?;
         let recorder = recorder::open(&mut ebpf, options.recorder.is_some())
             .map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let (spaces, pending) =
@@ -228,6 +230,7 @@ impl Kernel {
             counters: super::counters::Reader::new(&options.netns),
             recorder,
             started_ns: 0,
+            idle_resets: Vec::new(),
         })
     }
 
@@ -297,13 +300,37 @@ fn memlock(map: &MapData) -> Option<u64> {
         .and_then(|n| n.trim().parse().ok())
 }
 
-/// Layouts of the running kernel (without them only the packet hook works, which reads none), and
-/// whether it has the helper `bpf_ktime_get_coarse_ns`.
-fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<(Resolved, bool)> {
+/// What BTF tells besides layouts.
+struct Others {
+    /// The kernel has the helper `bpf_ktime_get_coarse_ns`.
+    coarse_clock: bool,
+    /// Number of the flag `SOCK_KEEPOPEN`, or [`ABSENT`].
+    sock_keepopen: u32,
+}
+
+impl Default for Others {
+    fn default() -> Self {
+        Self {
+            coarse_clock: false,
+            sock_keepopen: ABSENT,
+        }
+    }
+}
+
+/// Layouts of the running kernel (without them only the packet hook works, which reads none), and the
+/// rest.
+fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<(Resolved, Others)> {
     match Types::load(path) {
         Ok(types) => {
             let coarse = types.enum_value("bpf_func_id", "BPF_FUNC_ktime_get_coarse_ns");
-            Some((Layout::resolve(&types), coarse.is_ok()))
+            let keep_open = types.enum_value("sock_flags", "SOCK_KEEPOPEN").ok();
+            let others = Others {
+                coarse_clock: coarse.is_ok(),
+                sock_keepopen: keep_open
+                    .and_then(|n| u32::try_from(n).ok())
+                    .unwrap_or(ABSENT),
+            };
+            Some((Layout::resolve(&types), others))
         }
         Err(error) => {
             hooks.push(HookStatus {
@@ -318,7 +345,8 @@ fn resolve(path: &Path, hooks: &mut Vec<HookStatus>) -> Option<(Resolved, bool)>
     }
 }
 
-fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result<Ebpf, LoadError> {
+fn load(options: &Options, layout: Option<&Layout>, others: &Others) -> Result<Ebpf, LoadError> {
+    let coarse_clock = u32::from(others.coarse_clock);
     let plan = &options.plan;
     let globals: Vec<(String, u32)> = layout
         .map(|l| {
@@ -346,6 +374,7 @@ fn load(options: &Options, layout: Option<&Layout>, coarse_clock: u32) -> Result
     loader
         .override_global("COARSE_CLOCK", &coarse_clock, true)
         .override_global("HZ", &hz, true)
+        .override_global("SOCK_KEEPOPEN", &others.sock_keepopen, true)
         .override_global("RESTRICT_NETNS", &restrict, true)
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .map_max_entries("AYA_LOGS", diagnostics::buffer(options.kernel_log))

@@ -11,6 +11,7 @@ mod diagnostics;
 mod ethtool;
 mod events;
 mod hooks;
+mod idle;
 mod load;
 mod namespaces;
 mod plan;

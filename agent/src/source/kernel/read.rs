@@ -46,6 +46,8 @@ impl Kernel {
         let openers = self.openers()?;
         let stalled = self.stalled(&openers)?;
         let globals = self.globals()?;
+        let resets = std::mem::take(&mut self.idle_resets);
+        let idle = super::idle::news(&resets, census.as_deref().unwrap_or_default());
         let snapshot = Snapshot {
             now: Moment(clock::monotonic_ns()),
             spaces: changed.spaces,
@@ -53,6 +55,9 @@ impl Kernel {
             ports: changed.ports,
             talks,
             stalled,
+            idle,
+            // The kernel side counts no bytes of responses.
+            answers: Vec::new(),
             openers,
             globals,
             behind: Vec::new(),

@@ -9,6 +9,7 @@ use super::{
 use crate::core::{
     black_hole::StallConnection,
     finding::Evidence,
+    idle::{IdleConnection, ResetBy},
     stuck::{Became, StuckConnection},
 };
 
@@ -124,6 +125,62 @@ fn stall_text(c: &StallConnection) -> String {
     match &c.close {
         Some(command) => text.push_str(&format!("; to close it: {command}")),
         None => text.push_str("; it is over"),
+    }
+    text
+}
+
+/// Connections that were reset after an idle time, and others that live.
+pub(super) fn idle(block: &mut Block, e: &Evidence) {
+    let Some(idle) = &e.idle else {
+        return;
+    };
+    let mut text = format!(
+        "{} reset after {} to {} without traffic; {} lived through up to {}",
+        counted(idle.killed.into(), "connection", "connections"),
+        seconds(idle.shortest_killed_seconds),
+        seconds(idle.longest_killed_seconds),
+        counted(idle.survived, "other", "others"),
+        seconds(idle.longest_survived_seconds),
+    );
+    if idle.killed_sooner > 0 {
+        text.push_str(&format!(
+            "; {} reset sooner",
+            count(u64::from(idle.killed_sooner))
+        ));
+    }
+    block.field("Idle", &text);
+    for connection in idle.connections.iter().take(CONNECTIONS) {
+        block.field("Connection", &idle_text(connection));
+    }
+    let more = (idle.killed as usize).saturating_sub(CONNECTIONS.min(idle.connections.len()));
+    if more > 0 {
+        block.field("", &format!("and {more} more"));
+    }
+    block.field("Unseen", &idle.unseen);
+}
+
+fn idle_text(c: &IdleConnection) -> String {
+    let age = c.age_seconds.map_or_else(
+        || "older than the agent".to_owned(),
+        |age| format!("open for {}", seconds(age)),
+    );
+    let what = if c.probe { "keep-alive probe" } else { "data" };
+    let by = match c.reset_by {
+        Some(ResetBy::Middlebox) => " by something in between",
+        Some(ResetBy::Peer) => " by the peer",
+        None => "",
+    };
+    let mut text = format!(
+        "{}, {age}: {what} after {} without traffic reset{by}, {} ago",
+        c.ends(),
+        seconds(c.idle_seconds),
+        seconds(c.ago_seconds),
+    );
+    if let (Some(pid), Some(command)) = (c.pid, &c.command) {
+        text.push_str(&format!("; {command}[{pid}]"));
+    }
+    if let Some(said) = c.keep_alive_text() {
+        text.push_str(&format!("; {said}"));
     }
     text
 }

@@ -31,6 +31,7 @@ fn looks(bytes: Vec<u8>) -> (Vec<u64>, u64) {
     loop {
         match file.next(&selection, &mut observed).unwrap() {
             Next::Segment => observer.take(&observed, &mut look).unwrap(),
+            Next::Plain => observer.touch(&observed),
             Next::Time(ns) => observer.pass(ns, &mut look).unwrap(),
             Next::End => break,
         }
