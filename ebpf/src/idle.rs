@@ -48,7 +48,7 @@ fn since(sk: Kernel, jiffies: u32, offset: &Offset<u32>) -> u32 {
 fn milliseconds(ticks: u32) -> u64 {
     // Division by zero would be a panic, which the verifier does not let through.
     let hz = HZ.load() as u64;
-    if hz == 0 { 0 } else { ticks as u64 * 1000 / hz }
+    (ticks as u64 * 1000).checked_div(hz).unwrap_or(0)
 }
 
 #[inline(always)]

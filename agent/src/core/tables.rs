@@ -276,7 +276,7 @@ impl Tables {
             })
     }
 
-    /// What was counted in a port space: see [`totals`].
+    /// What was counted in a port space.
     #[must_use]
     pub fn totals(&self, key: &PortSpaceKey) -> Totals {
         totals(&self.spaces, key)

@@ -68,7 +68,7 @@ pub(super) struct Outcome {
     /// Sum over the files.
     pub(super) counts: Counts,
     /// Files that are damaged.
-    pub(super) faults: Vec<(u32, Fault)>,
+    pub(super) faults: super::Faults,
     /// Link types that were left out, with the number of packets.
     pub(super) left_out: Vec<(u32, Vec<u32>, u64)>,
     /// Segments that came too late to be put into order.
@@ -295,7 +295,7 @@ impl Group {
         sum
     }
 
-    fn faults(&mut self) -> Vec<(u32, Fault)> {
+    fn faults(&mut self) -> super::Faults {
         let members = self.members.iter_mut();
         members
             .filter_map(|m| Some((m.index, m.fault.take()?)))

@@ -162,8 +162,11 @@ pub fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     Ok(if found { FOUND } else { 0 })
 }
 
+/// What is wrong with which files, by their numbers.
+type Faults = Vec<(u32, Fault)>;
+
 /// What is to be said of captures that cannot be read to their end.
-fn failure(names: &[String], mut faults: Vec<(u32, Fault)>) -> Failure {
+fn failure(names: &[String], mut faults: Faults) -> Failure {
     faults.sort_by_key(|(file, _)| *file);
     // One that was opened once for each of its places fails at each of them.
     faults.dedup_by_key(|(file, _)| *file);
@@ -223,10 +226,7 @@ impl ReplayArgs {
     }
 
     /// Opens what can be opened; with what is wrong with the others.
-    fn open(
-        &self,
-        selection: &Selection,
-    ) -> Result<(Vec<CaptureFile>, Vec<(u32, Fault)>), Failure> {
+    fn open(&self, selection: &Selection) -> Result<(Vec<CaptureFile>, Faults), Failure> {
         let stdin = self.files.iter().filter(|f| f.as_os_str() == "-").count();
         if stdin > 1 || (stdin == 1 && self.export.is_some()) {
             let why = if stdin > 1 {

@@ -294,7 +294,8 @@ impl CaptureFile {
                     let at = &found.located;
                     let segment = &mut observed.segment;
                     let is_read = read_into(&bytes, at, segment).is_ok();
-                    if !selection.ends.is_empty() && !(is_read && selection.takes(&segment.tuple)) {
+                    if !selection.ends.is_empty() && (!is_read || !selection.takes(&segment.tuple))
+                    {
                         continue;
                     }
                     self.counts.segments += 1;
