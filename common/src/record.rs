@@ -440,7 +440,7 @@ mod tests {
             size_of::<PortSpace>(),
             (27 * 8 + 32 + 3 * 160_usize).next_multiple_of(64)
         );
-        assert_eq!(size_of::<CensusRow>(), 8 * 4 + 24);
+        assert_eq!(size_of::<CensusRow>(), 11 * 4 + 24);
         assert_eq!(size_of::<NetnsPorts>(), 2 * 8 + 3 * 4 + 2 + 2);
         assert_eq!(size_of::<OpenerRef>(), 8);
         assert_eq!(size_of::<SpaceSlot>(), 64 + size_of::<PortSpace>());
