@@ -51,6 +51,8 @@ fn open(bytes: &[u8]) -> Option<CaptureFile> {
 fn replay(mut file: CaptureFile) {
     let selection = Selection::default();
     let mut observer = Observer::new(LIMITS);
+    observer.rests.vantage.clone_from(&file.vantage);
+    observer.exchanges.is_on = true;
     let mut engine = Engine::new(Thresholds::default());
     let mut before = 0;
     let mut look = |events: &[Event], snapshot: &Snapshot| -> Result<(), ()> {
@@ -64,7 +66,14 @@ fn replay(mut file: CaptureFile) {
     let mut observed = Observed::default();
     loop {
         let done = match file.next(&selection, &mut observed) {
-            Ok(Next::Segment) => observer.take(&observed, &mut look),
+            Ok(Next::Segment) => {
+                observer.touch(&observed);
+                observer.take(&observed, &mut look)
+            }
+            Ok(Next::Plain) => {
+                observer.touch(&observed);
+                observer.pass(observed.frame.time_ns, &mut look)
+            }
             Ok(Next::Time(ns)) => observer.pass(ns, &mut look),
             Ok(Next::End) | Err(_) => break,
         };
@@ -74,7 +83,13 @@ fn replay(mut file: CaptureFile) {
         .finish(file.end_ns(), &mut look)
         .expect("the look never fails");
     for (key, _) in observer.tables.port_spaces() {
-        for about in [About::BareAcks, About::SynsAgain, About::Failures] {
+        for about in [
+            About::BareAcks,
+            About::SynsAgain,
+            About::Failures,
+            About::InVain,
+            About::Rests,
+        ] {
             for exhibit in observer.evidence.of(&key, about) {
                 assert!(!exhibit.reading().is_empty());
             }
