@@ -2,7 +2,7 @@
 
 use core::{ffi::c_void, mem::MaybeUninit};
 
-use aya_ebpf::{helpers::generated::bpf_skb_load_bytes, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes, programs::TcContext};
 use tuplewatch_common::{
     address::Role,
     bytes::Bytes,
@@ -75,9 +75,25 @@ pub fn pack(at: &Located) -> u64 {
     packet::pack(at) | (at.payload_offset as u64) << 48
 }
 
-/// Looks at the begin of a segment. A function of its own for the sake of the stack.
+/// Looks at the begin of a segment that comes in. With its symbol it is a global function of BTF, which the
+/// verifier looks through once by itself instead of anew for each way that leads here.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32, ports: u32) {
+pub extern "C" fn speak_in(skb: *mut __sk_buff, packed: u64, payload_len: u32, ports: u32) -> i32 {
+    speak::<false>(&TcContext::new(skb), packed, payload_len, ports);
+    0
+}
+
+/// The same for one that leaves.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn speak_out(skb: *mut __sk_buff, packed: u64, payload_len: u32, ports: u32) -> i32 {
+    speak::<true>(&TcContext::new(skb), packed, payload_len, ports);
+    0
+}
+
+#[inline(always)]
+fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32, ports: u32) {
     let offset = (packed >> 48) as u32;
     // Not cleared beforehand, which would be a call of `memset`.
     let mut peek = MaybeUninit::<Peek>::uninit();
@@ -179,18 +195,20 @@ fn keep_head(ctx: &TcContext, hash: u64, offset: u32, payload_len: u32) {
 /// A length of at least 1 and at most `MOST`, as the verifier can see.
 #[inline(always)]
 fn at_most<const MOST: u32>(len: u32) -> u32 {
-    let len = if len > MOST { MOST } else { len };
-    // An arithmetic that the compiler cannot drop: the bounds must stand in the register that goes to
-    // the helper.
-    let mut len = len as u64;
+    // One less, so that one comparison gives both bounds: before 6.8 the verifier learns nothing from a
+    // number not being 0.
+    let most = MOST as u64 - 1;
+    let mut last = (len as u64).wrapping_sub(1).min(most);
+    // The bounds must stand in the register that goes to the helper, and the compiler, which knows them,
+    // would drop the comparison.
     // SAFETY: it changes nothing.
     unsafe {
-        core::arch::asm!("{len} = {len}", len = inout(reg) len, options(nomem, nostack, preserves_flags));
+        core::arch::asm!("{last} = {last}", last = inout(reg) last, options(nomem, nostack, preserves_flags));
     }
-    if len == 0 || len > MOST as u64 {
+    if last > most {
         return 1;
     }
-    len as u32
+    last as u32 + 1
 }
 
 /// Copies bytes of the packet; 0 if there were as many.

@@ -72,7 +72,12 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
             if http::may_begin_message(&at)
                 && let Some(ports) = http::worth_a_look(&bytes, &at)
             {
-                http::speak::<EGRESS>(ctx, http::pack(&at), at.payload_len, ports);
+                let (skb, packed) = (ctx.skb.skb, http::pack(&at));
+                if EGRESS {
+                    http::speak_out(skb, packed, at.payload_len, ports);
+                } else {
+                    http::speak_in(skb, packed, at.payload_len, ports);
+                }
             }
             recorder::watch::<EGRESS>(ctx, &at);
             if is_plain_data(at.flags, at.payload_len) {
