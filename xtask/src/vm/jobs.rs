@@ -21,7 +21,7 @@ pub const ALL: &[Job] = &[
         test: "kernel",
         tests: &["verdicts"],
         always: true,
-        limit: 150,
+        limit: 300,
     },
     Job {
         name: "content",
