@@ -8,7 +8,7 @@ use tuplewatch_common::address::Role;
 use super::{
     observation::ip,
     stalled::{How, Stalled},
-    stuck::close_command,
+    stuck::{close_command, ends},
     time::Moment,
 };
 
@@ -121,10 +121,9 @@ impl StallConnection {
     /// `192.0.2.1:40000 → 203.0.113.10:80`.
     #[must_use]
     pub fn ends(&self) -> String {
-        format!(
-            "{} → {}",
+        ends(
             SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port)
+            SocketAddr::new(self.server_address, self.server_port),
         )
     }
 

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tuplewatch_common::address::{FourTuple, PortSpaceKey, Role};
 
-use super::time::Moment;
+use super::{stuck::ends, time::Moment};
 
 /// Services remembered.
 const SERVICES: usize = 1024;
@@ -269,10 +269,9 @@ impl IdleConnection {
     /// `192.0.2.1:40000 → 203.0.113.10:80`.
     #[must_use]
     pub fn ends(&self) -> String {
-        format!(
-            "{} → {}",
+        ends(
             SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port)
+            SocketAddr::new(self.server_address, self.server_port),
         )
     }
 

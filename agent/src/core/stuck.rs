@@ -71,6 +71,12 @@ pub enum Became {
     Closed,
 }
 
+/// `192.0.2.1:40000 → 203.0.113.10:80`.
+#[must_use]
+pub fn ends(client: SocketAddr, server: SocketAddr) -> String {
+    format!("{client} → {server}")
+}
+
 /// A connection whose requests fail.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StuckConnection {
@@ -133,10 +139,9 @@ impl StuckConnection {
     /// `192.0.2.1:40000 → 203.0.113.10:80`.
     #[must_use]
     pub fn ends(&self) -> String {
-        format!(
-            "{} → {}",
+        ends(
             SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port)
+            SocketAddr::new(self.server_address, self.server_port),
         )
     }
 }

@@ -11,7 +11,7 @@ use tuplewatch_common::address::{PortSpaceKey, Role};
 
 use super::{
     Context,
-    words::{command, count, seconds},
+    words::{count, opener, seconds},
 };
 use crate::core::{
     black_hole::{RESTS_ON, StallConnection, StallEvidence},
@@ -440,17 +440,7 @@ impl<'a> Judged<'a> {
         rates
             .into_iter()
             .take(PROCESSES)
-            .map(|rate| OpenedBy {
-                pid: rate.key.pid,
-                command: command(&rate.total.command),
-                cgroup_id: rate.total.cgroup,
-                cgroup: None,
-                opens_per_second: rate.opens as f64 / window.as_secs_f64().max(1.0),
-                opens: rate.total.opens,
-                no_local_port: rate.no_local_port,
-                lifetime_seconds: (rate.total.closed > 0)
-                    .then(|| rate.total.lifetime_ms as f64 / 1000.0 / rate.total.closed as f64),
-            })
+            .map(|rate| opener(&rate, window.as_secs_f64().max(1.0)))
             .collect()
     }
 }

@@ -12,7 +12,7 @@ use tuplewatch_common::{address::PortSpaceKey, conversation::FAILED_KINDS_DIFFER
 use super::{
     Context,
     fare::{Fare, Others, Run},
-    words::{command, count},
+    words::{count, opener},
 };
 use crate::core::{
     finding::{Confidence, Evidence, Finding, OpenedBy, RuledOut, Severity, Verdict},
@@ -360,17 +360,7 @@ impl<'a> Judged<'a> {
         rates
             .into_iter()
             .take(PROCESSES)
-            .map(|rate| OpenedBy {
-                pid: rate.key.pid,
-                command: command(&rate.total.command),
-                cgroup_id: rate.total.cgroup,
-                cgroup: None,
-                opens_per_second: rate.opens as f64 / window.as_secs_f64().max(1.0),
-                opens: rate.total.opens,
-                no_local_port: rate.no_local_port,
-                lifetime_seconds: (rate.total.closed > 0)
-                    .then(|| rate.total.lifetime_ms as f64 / 1000.0 / rate.total.closed as f64),
-            })
+            .map(|rate| opener(&rate, window.as_secs_f64().max(1.0)))
             .collect()
     }
 

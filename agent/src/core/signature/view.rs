@@ -166,17 +166,7 @@ impl<'a> View<'a> {
         rates
             .into_iter()
             .take(5)
-            .map(|rate| OpenedBy {
-                pid: rate.key.pid,
-                command: words::command(&rate.total.command),
-                cgroup_id: rate.total.cgroup,
-                cgroup: None,
-                opens_per_second: rate.opens as f64 / observed,
-                opens: rate.total.opens,
-                no_local_port: rate.no_local_port,
-                lifetime_seconds: (rate.total.closed > 0)
-                    .then(|| rate.total.lifetime_ms as f64 / 1000.0 / rate.total.closed as f64),
-            })
+            .map(|rate| words::opener(&rate, observed))
             .collect()
     }
 

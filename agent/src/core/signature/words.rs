@@ -1,6 +1,24 @@
 //! How findings name places and processes.
 
+use crate::core::{finding::OpenedBy, openers::OpenerRate};
+
 pub use crate::core::observation::place;
+
+/// A process that opens connections, as findings show it, from what it opened within `seconds`.
+pub fn opener(rate: &OpenerRate, seconds: f64) -> OpenedBy {
+    let total = &rate.total;
+    OpenedBy {
+        pid: rate.key.pid,
+        command: command(&total.command),
+        cgroup_id: total.cgroup,
+        cgroup: None,
+        opens_per_second: rate.opens as f64 / seconds,
+        opens: total.opens,
+        no_local_port: rate.no_local_port,
+        lifetime_seconds: (total.closed > 0)
+            .then(|| total.lifetime_ms as f64 / 1000.0 / total.closed as f64),
+    }
+}
 
 /// A command name as the kernel keeps it: up to the first NUL, odd characters made visible.
 pub fn command(bytes: &[u8; 16]) -> String {
