@@ -61,6 +61,22 @@ pub struct FourTuple {
 }
 
 impl FourTuple {
+    /// Copies field by field: assigned as a whole it may be a call of `memmove` in eBPF, which copies by bytes.
+    #[inline(always)]
+    pub const fn copy_from(&mut self, other: &Self) {
+        let Self {
+            initiator,
+            responder,
+            responder_port,
+            initiator_port,
+            pad: _,
+        } = *other;
+        self.initiator = initiator;
+        self.responder = responder;
+        self.responder_port = responder_port;
+        self.initiator_port = initiator_port;
+    }
+
     /// The same two ends with the roles exchanged.
     #[inline(always)]
     #[must_use]

@@ -38,27 +38,34 @@ impl<'a> Captured<'a> {
         }
     }
 
+    #[inline]
     fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.data.get(offset..)?.first_chunk::<N>().copied()
     }
 }
 
 impl Bytes for Captured<'_> {
+    #[inline]
     fn u8(&self, offset: usize) -> Option<u8> {
         self.data.get(offset).copied()
     }
+    #[inline]
     fn u16(&self, offset: usize) -> Option<u16> {
         self.array(offset).map(u16::from_be_bytes)
     }
+    #[inline]
     fn u32(&self, offset: usize) -> Option<u32> {
         self.array(offset).map(u32::from_be_bytes)
     }
+    #[inline]
     fn array4(&self, offset: usize) -> Option<[u8; 4]> {
         self.array(offset)
     }
+    #[inline]
     fn array16(&self, offset: usize) -> Option<[u8; 16]> {
         self.array(offset)
     }
+    #[inline]
     fn wire_len(&self) -> usize {
         self.wire_len
     }

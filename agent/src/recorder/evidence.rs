@@ -179,6 +179,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
                 time_ns: last_ns,
             },
             segment: packet.segment,
+            hash: packet.segment.tuple.hash(),
             role: is_syn.then_some(Role::from_u8(space.role)),
             // Headers only.
             message: None,
@@ -190,7 +191,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
             window: u16::MAX,
             ..Observed::default()
         };
-        let Ok(()) = observer.take(&observed, &mut look);
+        let Ok(()) = observer.take(&observed, observed.interface, &mut look);
     }
     let Ok(()) = observer.finish(last_ns, &mut look);
     let mut all = observer.evidence.of(space, About::BareAcks);

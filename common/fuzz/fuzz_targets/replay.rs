@@ -10,8 +10,9 @@ use std::io::Cursor;
 use core::{engine::Engine, observation::Snapshot, threshold::Thresholds};
 use libfuzzer_sys::fuzz_target;
 use source::capture::{
+    batch::Batch,
     evidence::About,
-    file::{CaptureFile, HEAD, Next, Observed, Selection},
+    file::{CaptureFile, HEAD, Next, Selection},
     input::Input,
     observer::Observer,
     tables::Limits,
@@ -63,21 +64,25 @@ fn replay(mut file: CaptureFile) {
         engine.snapshot(snapshot);
         Ok(())
     };
-    let mut observed = Observed::default();
-    loop {
-        let done = match file.next(&selection, &mut observed) {
-            Ok(Next::Segment) => {
-                observer.touch(&observed);
-                observer.take(&observed, &mut look)
-            }
-            Ok(Next::Plain) => {
-                observer.touch(&observed);
-                observer.pass(observed.frame.time_ns, &mut look)
-            }
-            Ok(Next::Time(ns)) => observer.pass(ns, &mut look),
-            Ok(Next::End) | Err(_) => break,
-        };
-        done.expect("the look never fails");
+    let mut batch = Batch::default();
+    while !batch.is_last() {
+        file.read(&selection, &mut batch);
+        for (next, observed) in batch.all() {
+            observer.rests.expect(observed.hash);
+            let done = match next {
+                Next::Segment => {
+                    observer.touch(observed);
+                    observer.take(observed, observed.interface, &mut look)
+                }
+                Next::Plain => {
+                    observer.touch(observed);
+                    observer.pass(observed.frame.time_ns, &mut look)
+                }
+                Next::Time(ns) => observer.pass(*ns, &mut look),
+                Next::End => Ok(()),
+            };
+            done.expect("the look never fails");
+        }
     }
     observer
         .finish(file.end_ns(), &mut look)

@@ -12,13 +12,13 @@ pub(super) fn take_moved<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen
         handshake,
         ..
     } = work;
-    *tuple = segment.tuple;
     if tables
         .moved_at()
         .is_none_or(|at| seen.now_ns.saturating_sub(*at) >= MOVED_NS)
     {
         return false;
     }
+    tuple.copy_from(&segment.tuple);
     let slot_hash = Moved::hash(tuple, segment.seq);
     let Some(port) = find_moved(tables, slot_hash) else {
         return false;

@@ -73,7 +73,7 @@ pub(super) fn on_syn<T: Tables>(tables: &mut T, work: &mut Work, seen: &Seen, ha
             ..Handshake::default()
         };
     }
-    *tuple = segment.tuple;
+    tuple.copy_from(&segment.tuple);
     handshake.hash = hash;
     if tuple.initiator_is_lower() {
         handshake.flags |= INITIATOR_IS_LOWER;

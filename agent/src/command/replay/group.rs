@@ -1,13 +1,21 @@
 //! Captures of one place, replayed together in the order of time.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
 
 use tuplewatch_common::{
     address::PortSpaceKey,
     record::{Event, Global, PortSpace},
 };
 
-use super::{progress::Progress, report::Report};
+use super::{progress::Progress, report::Report, stream::Stream};
 use crate::{
     core::{
         alert::State,
@@ -23,7 +31,7 @@ use crate::{
     source::capture::{
         evidence::{About, Exhibit},
         fault::Fault,
-        file::{CaptureFile, Counts, Next, Observed, Selection},
+        file::{CaptureFile, Counts, Next, Selection},
         look::Place,
         observer::Observer,
         tables::Limits,
@@ -49,15 +57,19 @@ pub(super) struct Job {
     pub(super) top: usize,
 }
 
-/// A file and what comes next from it.
+/// A file.
 struct Member {
     file: CaptureFile,
     index: u32,
-    observed: Observed,
-    next: Next,
     fault: Option<Fault>,
+}
+
+/// What comes from a file.
+struct Source {
+    stream: Stream,
     /// Files whose times overlap have different ones.
     slot: u32,
+    read: Arc<AtomicU64>,
 }
 
 /// What was found at one place.
@@ -117,10 +129,7 @@ impl Group {
             let member = Member {
                 index: file.index(),
                 file,
-                observed: Observed::default(),
-                next: Next::End,
                 fault: None,
-                slot: 0,
             };
             let same = |group: &&mut Self| {
                 let of = |m: &Member| m.file.vantage.is_same(&member.file.vantage);
@@ -210,61 +219,53 @@ impl Group {
         observer: &mut Observer,
         look: &mut impl FnMut(&[Event], &Snapshot) -> io::Result<()>,
     ) -> io::Result<()> {
-        for member in &mut self.members {
-            member.advance(selection);
-        }
-        let mut since_told = 0;
-        while let Some(i) = self.earliest() {
-            self.choose_slot(i);
-            let others = self.members.len() > 1;
-            let member = &mut self.members[i];
-            loop {
-                match member.next {
-                    Next::Segment => {
-                        observer.touch(&member.observed);
-                        observer.take(&member.observed, look)?;
+        let before = self.before;
+        thread::scope(|scope| {
+            let (mut sources, mut faults) = (Vec::new(), Vec::new());
+            for member in &mut self.members {
+                let read = member.file.progress();
+                let mut source = Source {
+                    stream: Stream::start(scope, &mut member.file, selection)?,
+                    slot: 0,
+                    read,
+                };
+                source.advance(observer, &mut member.fault);
+                sources.push(source);
+                faults.push(&mut member.fault);
+            }
+            let mut since_told = 0;
+            while let Some(i) = earliest(&sources) {
+                choose_slot(&mut sources, i);
+                let others = sources.len() > 1;
+                let source = &mut sources[i];
+                while let Some((next, observed)) = source.stream.current() {
+                    match next {
+                        Next::Segment => {
+                            observer.touch(observed);
+                            let interface = observed.interface + (source.slot - 1) * INTERFACES;
+                            observer.take(observed, interface, look)?;
+                        }
+                        Next::Plain => {
+                            observer.touch(observed);
+                            observer.pass(observed.frame.time_ns, look)?;
+                        }
+                        Next::Time(ns) => observer.pass(*ns, look)?,
+                        Next::End => break,
                     }
-                    Next::Plain => {
-                        observer.touch(&member.observed);
-                        observer.pass(member.observed.frame.time_ns, look)?;
+                    source.advance(observer, faults[i]);
+                    since_told += 1;
+                    if others || since_told >= TELL {
+                        break;
                     }
-                    Next::Time(ns) => observer.pass(ns, look)?,
-                    Next::End => break,
                 }
-                member.advance(selection);
-                since_told += 1;
-                if others || since_told >= TELL {
-                    break;
+                if since_told >= TELL {
+                    since_told = 0;
+                    let read = sources.iter().map(|s| s.read.load(Ordering::Relaxed));
+                    progress.at(before + read.sum::<u64>());
                 }
             }
-            if since_told >= TELL {
-                since_told = 0;
-                let read: u64 = self.members.iter().map(|m| m.file.read()).sum();
-                progress.at(self.before + read);
-            }
-        }
-        Ok(())
-    }
-
-    fn earliest(&self) -> Option<usize> {
-        let times = self.members.iter().enumerate();
-        let times = times.filter_map(|(i, m)| Some((m.time()?, i)));
-        times.min().map(|(_, i)| i)
-    }
-
-    /// A file that begins when another has ended goes on where that was; one that runs beside another
-    /// may hold copies of the same packets, as a second interface does.
-    fn choose_slot(&mut self, i: usize) {
-        if self.members[i].slot != 0 {
-            return;
-        }
-        let taken = |slot| {
-            let of = |m: &Member| m.slot == slot && m.time().is_some();
-            self.members.iter().any(of)
-        };
-        self.members[i].slot = (1..).find(|slot| !taken(*slot)).unwrap_or(1);
-        let member = &mut self.members[i];
-        member.observed.interface += (member.slot - 1) * INTERFACES;
+            Ok(())
+        })
     }
 
     /// The places of all members together.
@@ -329,30 +330,35 @@ impl Member {
             |place| format!("{file} ({})", place.names.join(", ")),
         )
     }
+}
 
-    fn time(&self) -> Option<u64> {
-        match self.next {
-            Next::Segment | Next::Plain => Some(self.observed.frame.time_ns),
-            Next::Time(ns) => Some(ns),
-            Next::End => None,
-        }
-    }
-
+impl Source {
     #[inline]
-    fn advance(&mut self, selection: &Selection) {
-        match self.file.next(selection, &mut self.observed) {
-            Ok(next) => {
-                self.next = next;
-                if self.slot > 1 {
-                    self.observed.interface += (self.slot - 1) * INTERFACES;
-                }
-            }
-            Err(fault) => {
-                self.fault = Some(fault);
-                self.next = Next::End;
-            }
+    fn advance(&mut self, observer: &Observer, fault: &mut Option<Fault>) {
+        if let Err(found) = self.stream.advance(|hash| observer.rests.expect(hash)) {
+            *fault = Some(found);
         }
     }
+}
+
+fn earliest(sources: &[Source]) -> Option<usize> {
+    let times = sources.iter().enumerate();
+    let times = times.filter_map(|(i, source)| Some((source.stream.time()?, i)));
+    times.min().map(|(_, i)| i)
+}
+
+/// A file that begins when another has ended goes on where that was; one that runs beside another
+/// may hold copies of the same packets, as a second interface does.
+fn choose_slot(sources: &mut [Source], i: usize) {
+    if sources[i].slot != 0 {
+        return;
+    }
+    let taken = |slot| {
+        let of = |source: &Source| source.slot == slot && source.stream.time().is_some();
+        sources.iter().any(of)
+    };
+    let free = (1..).find(|slot| !taken(*slot));
+    sources[i].slot = free.unwrap_or(1);
 }
 
 /// Findings as they come, each told once.

@@ -4,6 +4,7 @@ mod export;
 mod group;
 mod progress;
 mod report;
+mod stream;
 mod value;
 
 use std::{collections::BTreeMap, io, net::IpAddr, path::PathBuf};

@@ -46,7 +46,7 @@ impl Exchanges {
     /// Takes a segment.
     pub fn take(&mut self, observed: &Observed, vantage: &Vantage) {
         let segment = &observed.segment;
-        let (hash, now_ns) = (segment.tuple.hash(), observed.frame.time_ns);
+        let (hash, now_ns) = (observed.hash, observed.frame.time_ns);
         if segment.flags & (SYN | ACK) == SYN {
             if self.talks.len() < MOST {
                 let role = vantage.role(segment, observed.direction);

@@ -5,10 +5,7 @@ use std::{
     io::{self, Chain, Cursor, Read},
     net::IpAddr,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use tuplewatch_common::{
@@ -20,6 +17,7 @@ use tuplewatch_common::{
 };
 
 use super::{
+    batch::Batch,
     copies::Sighting,
     fault::Fault,
     input::Input,
@@ -66,13 +64,15 @@ impl EndFilter {
     }
 }
 
-/// A segment that the tables are to see.
+/// A segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Observed {
     /// Where it stands.
     pub frame: Frame,
     /// The segment.
     pub segment: Segment,
+    /// [`FourTuple::hash`] of it.
+    pub hash: u64,
     /// The role of the place of observation, where it is a SYN or a request.
     pub role: Option<Role>,
     /// The HTTP/1 message that it begins with, if any.
@@ -93,12 +93,13 @@ pub struct Observed {
     pub ttl: u8,
 }
 
-/// How far [`CaptureFile::next`] has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How far [`CaptureFile::read`] has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Next {
     /// To a segment that the tables are to see.
     Segment,
     /// To one that says no more than that its connection is in use.
+    #[default]
     Plain,
     /// Some packets on, to this moment; none of them concerns the tables.
     Time(u64),
@@ -146,7 +147,7 @@ pub struct CaptureFile {
     pub starts_ns: Option<u64>,
     /// Length of the file in bytes, where it has one.
     pub length: Option<u64>,
-    read: Arc<AtomicU64>,
+    progress: Arc<AtomicU64>,
 }
 
 /// What comes after the bytes that the vantage was found in.
@@ -224,7 +225,7 @@ impl CaptureFile {
             places,
             starts_ns,
             length: input.length,
-            read: input.read,
+            progress: input.read,
         })
     }
 
@@ -240,10 +241,10 @@ impl CaptureFile {
         self.index
     }
 
-    /// Bytes of the file that were read.
+    /// Bytes of the file that were read, also while it is being read.
     #[must_use]
-    pub fn read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
+    pub fn progress(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.progress)
     }
 
     /// The moment that the clock goes on to when everything is read: where the file tells when the capture
@@ -260,12 +261,49 @@ impl CaptureFile {
         self.reader.left_out()
     }
 
-    /// Goes on to the next segment for the tables.
-    ///
-    /// # Errors
-    /// [`Fault`] says where the file is broken.
+    /// Reads on, as far as a batch has room and the input need not be waited for, but at least to the next
+    /// segment.
+    pub fn read(&mut self, selection: &Selection, batch: &mut Batch) {
+        batch.filled = 0;
+        while batch.filled < batch.read.len() {
+            if batch.filled > 0 && !self.reader.is_at_hand() {
+                break;
+            }
+            let (next, observed) = &mut batch.read[batch.filled];
+            *next = match self.read_next(selection, observed) {
+                Ok(next) => next,
+                Err(fault) => {
+                    batch.fault = Some(fault);
+                    break;
+                }
+            };
+            batch.filled += 1;
+            if *next == Next::End {
+                break;
+            }
+            self.sent.expect(observed.hash);
+        }
+        for (next, observed) in &mut batch.read[..batch.filled] {
+            if !matches!(next, Next::Segment | Next::Plain) {
+                continue;
+            }
+            let Observed {
+                segment,
+                hash,
+                window,
+                frame,
+                ..
+            } = *observed;
+            observed.hint = self.sent.look(&segment, hash, window, frame.time_ns);
+            if observed.hint != Hint::None {
+                *next = Next::Segment;
+            }
+        }
+    }
+
+    /// Reads on to the next segment.
     #[inline]
-    pub fn next(&mut self, selection: &Selection, observed: &mut Observed) -> Result<Next, Fault> {
+    fn read_next(&mut self, selection: &Selection, observed: &mut Observed) -> Result<Next, Fault> {
         loop {
             let Some(packet) = self.reader.next()? else {
                 return Ok(Next::End);
@@ -299,37 +337,32 @@ impl CaptureFile {
                         continue;
                     }
                     self.counts.segments += 1;
-                    observed.message = message(packet.data, at);
-                    observed.hint = Hint::None;
                     if is_read {
+                        let direction = packet.direction.or(found.direction);
+                        let message = message(packet.data, at);
+                        let opens = segment.flags & (SYN | ACK) == SYN;
+                        let asks = matches!(message, Some(Message::Request { .. }));
+                        observed.role =
+                            (opens || asks).then(|| self.vantage.role(segment, direction));
+                        observed.hash = segment.tuple.hash();
+                        observed.message = message;
+                        observed.page = page(packet.data, at, message);
                         let window = bytes.u16(at.tcp_offset + 14);
                         // One that is cut off says nothing.
                         observed.window = window.unwrap_or(u16::MAX);
-                        observed.hint = self.sent.look(segment, observed.window, time_ns);
-                        let direction = packet.direction.or(found.direction);
                         observed.direction = direction;
                         observed.ttl = ttl(&bytes, at).unwrap_or(0);
-                        observed.page = page(packet.data, at, observed.message);
-                        let is_plain = observed.message.is_none()
-                            && observed.hint == Hint::None
-                            && is_plain_data(at.flags, at.payload_len);
-                        if !is_plain {
-                            observed.sighting = Sighting::of(&bytes, packet.link, at, direction);
-                        }
+                        observed.sighting = Sighting::of(&bytes, packet.link, at, direction);
                         let key = (packet.interface, found.interface);
                         observed.frame = Frame {
                             file: self.index,
                             number: self.reader.frame(),
                             time_ns,
                         };
-                        if is_plain {
+                        observed.interface = self.interface(key);
+                        if message.is_none() && is_plain_data(at.flags, at.payload_len) {
                             return Ok(Next::Plain);
                         }
-                        let opens = segment.flags & (SYN | ACK) == SYN;
-                        let asks = matches!(observed.message, Some(Message::Request { .. }));
-                        observed.role =
-                            (opens || asks).then(|| self.vantage.role(segment, direction));
-                        observed.interface = self.interface(key);
                         self.told_ns = time_ns;
                         return Ok(Next::Segment);
                     }
@@ -375,10 +408,11 @@ impl Selection {
 /// The HTTP/1 message that a segment begins with.
 #[inline]
 fn message(packet: &[u8], at: &Located) -> Option<Message> {
-    if (at.payload_len as usize) < http::PEEK || at.flags & (SYN | RST) != 0 {
+    let payload = payload(packet, at);
+    if payload.len() < http::PEEK || at.flags & (SYN | RST) != 0 {
         return None;
     }
-    http::message(payload(packet, at))
+    http::message(payload)
 }
 
 /// The payload as far as the snap length has left it.

@@ -72,8 +72,8 @@ impl Link {
             Self::Cooked2 => 12,
             Self::Null | Self::Loop | Self::Raw => return 0,
         };
-        let bytes = frame.get(at..at + 6).unwrap_or_default();
-        bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte))
+        let before = frame.get(at - 2..).and_then(|frame| frame.first_chunk());
+        before.map_or(0, |bytes| u64::from_be_bytes(*bytes) << 16 >> 16)
     }
 
     /// Finds the TCP header of a frame.

@@ -3,6 +3,7 @@
 //!
 //! The path of a packet: [`mod@input`] → [`mod@reader`] → [`mod@link`] → [`mod@file`] → [`mod@observer`] → the core.
 
+pub mod batch;
 mod clock;
 pub mod copies;
 pub mod evidence;

@@ -94,7 +94,7 @@ impl Observer {
         }
     }
 
-    /// Takes a segment. `look` gets events and a snapshot for each second that has passed.
+    /// Takes a segment that was seen at an interface. `look` gets events and a snapshot for each second that has passed.
     ///
     /// # Errors
     /// The first error of `look`.
@@ -102,19 +102,24 @@ impl Observer {
     pub fn take<E>(
         &mut self,
         observed: &Observed,
+        interface: u32,
         look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
     ) -> Result<(), E> {
         let time_ns = observed.frame.time_ns;
+        let observed = Observed {
+            interface,
+            ..*observed
+        };
         if time_ns >= self.newest_ns {
             self.newest_ns = time_ns;
-            self.waiting.push_back(*observed);
+            self.waiting.push_back(observed);
         } else {
             let at = self
                 .waiting
                 .iter()
                 .rposition(|before| before.frame.time_ns <= time_ns)
                 .map_or(0, |i| i + 1);
-            self.waiting.insert(at, *observed);
+            self.waiting.insert(at, observed);
         }
         self.release(REORDER, look)
     }
@@ -163,7 +168,7 @@ impl Observer {
                 break;
             }
             if let Some(later) = self.waiting.get(AHEAD) {
-                self.tables.expect(&later.segment);
+                self.tables.expect(&later.segment, later.hash);
             }
             if let Some(observed) = self.waiting.pop_front() {
                 self.observe(&observed, look)?;
@@ -217,10 +222,7 @@ impl Observer {
         let segment = &observed.segment;
         let matters = segment.flags & (SYN | RST) != 0
             || segment.payload_len > 0
-            || self
-                .tables
-                .opening(segment.tuple.hash())
-                .is_some_and(|n| *n != 0);
+            || self.tables.opening(observed.hash).is_some_and(|n| *n != 0);
         matters && {
             let Observed {
                 sighting,
@@ -241,7 +243,7 @@ impl Observer {
         let tuple = &observed.segment.tuple;
         let spoken = Spoken {
             tuple,
-            hash: tuple.hash(),
+            hash: observed.hash,
             seq: observed.segment.seq,
             message,
         };

@@ -83,6 +83,16 @@ impl Pcap {
         })
     }
 
+    /// Whether the next packet can be had without reading on.
+    #[inline]
+    pub(super) fn is_at_hand<R: Read>(&self, window: &Window<R>) -> bool {
+        let at_hand = window.at_hand();
+        at_hand >= RECORD && {
+            let (words, _) = window.peek(RECORD).as_chunks::<4>();
+            at_hand - RECORD >= word(words[2], self.big_endian) as usize
+        }
+    }
+
     /// The next packet, or `None` at the end.
     #[inline]
     pub(super) fn next<'a, R: Read>(

@@ -121,6 +121,16 @@ impl PcapNg {
         })
     }
 
+    /// Whether the next block can be had without reading on.
+    #[inline]
+    pub(super) fn is_at_hand<R: Read>(&self, window: &Window<R>) -> bool {
+        let at_hand = window.at_hand();
+        at_hand >= FRAME as usize && {
+            let length = self.u32(window.peek(FRAME as usize), 4);
+            length.is_some_and(|length| at_hand >= length as usize)
+        }
+    }
+
     /// The next packet, or `None` at the end.
     #[inline]
     pub(super) fn next<'a, R: Read>(

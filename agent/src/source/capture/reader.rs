@@ -92,6 +92,15 @@ impl<R: Read> Reader<R> {
         Ok(packet)
     }
 
+    /// Whether the next packet can be had without waiting for the input.
+    #[inline]
+    pub fn is_at_hand(&self) -> bool {
+        match &self.format {
+            Format::Pcap(pcap) => pcap.is_at_hand(&self.window),
+            Format::PcapNg(pcapng) => pcapng.is_at_hand(&self.window),
+        }
+    }
+
     /// The number of the packet that [`Reader::next`] gave last, as Wireshark counts frames: those of
     /// interfaces that cannot be read count too.
     #[must_use]

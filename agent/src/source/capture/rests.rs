@@ -13,7 +13,12 @@ use tuplewatch_common::{
     segment::{ACK, FIN, RST, SYN},
 };
 
-use super::{file::Observed, link::Direction, vantage::Vantage};
+use super::{
+    file::Observed,
+    link::Direction,
+    vantage::Vantage,
+    words::{Table, Zeroed, prefetch},
+};
 use crate::core::{
     idle::{self, IdleNews, Killed, ResetBy, Settings, Survived},
     time::Moment,
@@ -35,8 +40,9 @@ const OPENER_IS_LOWER: u8 = 2;
 /// There is an entry in [`Rests::waking`].
 const WAKES: u8 = 4;
 
-/// A connection.
+/// A connection. None lies across two cache lines.
 #[derive(Clone, Copy, Default)]
+#[repr(align(32))]
 struct Place {
     /// [`FourTuple::hash`]; 0 for a free place.
     hash: u64,
@@ -48,6 +54,9 @@ struct Place {
     ttl: [u8; 2],
     flags: u8,
 }
+
+// SAFETY: integers only; all zeros is a free place.
+unsafe impl Zeroed for Place {}
 
 /// A connection that wakes after a rest, or whose one end was closed.
 #[derive(Clone, Copy)]
@@ -66,10 +75,8 @@ struct Waking {
 }
 
 /// The tracker.
-#[derive(Default)]
 pub struct Rests {
-    /// Made with the first segment.
-    places: Vec<Place>,
+    places: Table<Place>,
     waking: HashMap<u64, Waking, RandomState>,
     survived: HashMap<PortSpaceKey, Survived, RandomState>,
     killed: Vec<Killed>,
@@ -78,21 +85,37 @@ pub struct Rests {
     pub vantage: Vantage,
 }
 
+impl Default for Rests {
+    fn default() -> Self {
+        Self {
+            places: Table::new(PLACES),
+            waking: HashMap::default(),
+            survived: HashMap::default(),
+            killed: Vec::new(),
+            begin_ns: None,
+            vantage: Vantage::default(),
+        }
+    }
+}
+
 impl Rests {
+    /// Gets ready what the segments of a connection will need when their turn comes.
+    #[inline]
+    pub fn expect(&self, hash: u64) {
+        prefetch(self.places.get(hash as usize & (PLACES - 1)));
+    }
+
     /// Takes a segment; the resets that it makes known are in the news, and the latest of them is given.
     #[inline]
     pub fn take(&mut self, observed: &Observed) -> Option<Killed> {
         let segment = &observed.segment;
         let time_ns = observed.frame.time_ns;
         let begin = *self.begin_ns.get_or_insert(time_ns);
-        if self.places.is_empty() {
-            self.places = vec![Place::default(); PLACES];
-        }
         // From 1 on: 0 means that something was not seen.
         let now_ms = u32::try_from(time_ns.saturating_sub(begin) / 1_000_000)
             .unwrap_or(u32::MAX)
             .saturating_add(1);
-        let hash = segment.tuple.hash();
+        let hash = observed.hash;
         let at = hash as usize & (PLACES - 1);
         let place = &mut self.places[at];
         let by_lower = segment.tuple.initiator_is_lower();
@@ -333,6 +356,7 @@ mod tests {
                     payload_len,
                     ..Segment::default()
                 },
+                hash: tuple.hash(),
                 ttl,
                 ..Observed::default()
             });

@@ -7,6 +7,8 @@ use std::collections::HashSet;
 use foldhash::fast::RandomState;
 use tuplewatch_common::segment::{ACK, FIN, RST, SYN, Segment};
 
+use super::words::{Table, Zeroed, prefetch};
+
 /// Directions whose last byte is remembered. Where two share a place the later one has it, and a
 /// repetition of the other is missed; it comes again.
 const PLACES: usize = 1 << 16;
@@ -37,8 +39,11 @@ pub enum Hint {
 
 /// The last byte of one direction of a connection: 20 bits that tell whose it is, 12 of the time, and the
 /// sequence number behind it. In one word, so that the table stays in the cache.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Last(u64);
+
+// SAFETY: it is 0, which belongs to nobody.
+unsafe impl Zeroed for Last {}
 
 impl Last {
     /// Steps of 34 ms, which go round after 137 s.
@@ -66,20 +71,34 @@ impl Last {
 }
 
 /// What was sent.
-#[derive(Default)]
 pub struct Sent {
-    places: Vec<Last>,
+    places: Table<Last>,
     watched: HashSet<u64, RandomState>,
 }
 
+impl Default for Sent {
+    fn default() -> Self {
+        Self {
+            places: Table::new(PLACES),
+            watched: HashSet::default(),
+        }
+    }
+}
+
 impl Sent {
-    /// Looks at a segment with this window field.
+    /// Gets ready what the segments of a connection will need when their turn comes.
     #[inline]
-    pub fn look(&mut self, segment: &Segment, window: u16, now_ns: u64) -> Hint {
+    pub(super) fn expect(&self, hash: u64) {
+        // Both directions lie side by side.
+        prefetch(self.places.get((hash as usize) << 1 & (PLACES - 1)));
+    }
+
+    /// Looks at a segment with this hash of its four-tuple and this window field.
+    #[inline]
+    pub fn look(&mut self, segment: &Segment, hash: u64, window: u16, now_ns: u64) -> Hint {
         if segment.flags & (SYN | RST) != 0 {
             return Hint::None;
         }
-        let hash = segment.tuple.hash();
         let mut hint = if segment.payload_len > 0 {
             self.data(segment, hash, now_ns)
         } else {
@@ -106,9 +125,6 @@ impl Sent {
 
     #[inline]
     fn place(&mut self, segment: &Segment, hash: u64) -> (&mut Last, u64) {
-        if self.places.is_empty() {
-            self.places = vec![Last::default(); PLACES];
-        }
         let direction = u64::from(segment.tuple.initiator_is_lower());
         let at = (hash as usize) << 1 | direction as usize;
         (&mut self.places[at & (PLACES - 1)], hash >> 44)
@@ -161,37 +177,47 @@ mod tests {
         segment
     }
 
+    fn look(sent: &mut Sent, segment: &Segment, window: u16, now_ns: u64) -> Hint {
+        sent.look(segment, segment.tuple.hash(), window, now_ns)
+    }
+
     #[test]
     fn what_comes_again_is_told_from_what_is_new() {
         let mut sent = Sent::default();
-        assert_eq!(sent.look(&segment(100, 50), 500, S), Hint::None);
-        assert_eq!(sent.look(&segment(150, 50), 500, S + 1), Hint::None);
+        assert_eq!(look(&mut sent, &segment(100, 50), 500, S), Hint::None);
+        assert_eq!(look(&mut sent, &segment(150, 50), 500, S + 1), Hint::None);
         assert_eq!(
-            sent.look(&segment(150, 50), 500, S + 2),
+            look(&mut sent, &segment(150, 50), 500, S + 2),
             Hint::None,
             "twice"
         );
-        let Hint::Again { sent_ns } = sent.look(&segment(100, 50), 500, 2 * S) else {
+        let Hint::Again { sent_ns } = look(&mut sent, &segment(100, 50), 500, 2 * S) else {
             panic!("it is new");
         };
         assert!(sent_ns.abs_diff(S) < 40_000_000, "{sent_ns}");
-        assert_eq!(sent.look(&segment(200, 50), 500, 2 * S), Hint::Watched);
+        assert_eq!(
+            look(&mut sent, &segment(200, 50), 500, 2 * S),
+            Hint::Watched
+        );
         // The numbers go round.
         let mut sent = Sent::default();
-        assert_eq!(sent.look(&segment(u32::MAX - 9, 10), 500, S), Hint::None);
-        assert_eq!(sent.look(&segment(0, 10), 500, S), Hint::None);
+        assert_eq!(
+            look(&mut sent, &segment(u32::MAX - 9, 10), 500, S),
+            Hint::None
+        );
+        assert_eq!(look(&mut sent, &segment(0, 10), 500, S), Hint::None);
     }
 
     #[test]
     fn probes_and_closed_windows() {
         let mut sent = Sent::default();
-        assert_eq!(sent.look(&segment(100, 50), 500, S), Hint::None);
-        assert_eq!(sent.look(&segment(150, 0), 500, S), Hint::None);
-        assert_eq!(sent.look(&segment(149, 0), 500, S), Hint::Probe);
+        assert_eq!(look(&mut sent, &segment(100, 50), 500, S), Hint::None);
+        assert_eq!(look(&mut sent, &segment(150, 0), 500, S), Hint::None);
+        assert_eq!(look(&mut sent, &segment(149, 0), 500, S), Hint::Probe);
         let mut other = segment(7, 0);
         other.tuple.responder_port = 81;
-        assert_eq!(sent.look(&other, 0, S), Hint::Closed);
+        assert_eq!(look(&mut sent, &other, 0, S), Hint::Closed);
         other.flags |= RST;
-        assert_eq!(sent.look(&other, 0, S), Hint::None);
+        assert_eq!(look(&mut sent, &other, 0, S), Hint::None);
     }
 }

@@ -214,8 +214,7 @@ impl InMemory {
 
     /// Gets ready what a segment will need when its turn comes: the tables are larger than the caches.
     #[inline]
-    pub fn expect(&self, segment: &Segment) {
-        let hash = segment.tuple.hash();
+    pub fn expect(&self, segment: &Segment, hash: u64) {
         prefetch(self.opening.get(self.opening_slot(hash)));
         if segment.flags & (SYN | FIN | RST) == 0 {
             return;

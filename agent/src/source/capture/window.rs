@@ -65,6 +65,12 @@ impl<R: Read> Window<R> {
         Ok(self.end >= n)
     }
 
+    /// How many bytes are there without reading on.
+    #[inline]
+    pub(super) const fn at_hand(&self) -> usize {
+        self.end - self.start
+    }
+
     /// Whether nothing is left.
     pub(super) fn is_empty(&mut self) -> io::Result<bool> {
         Ok(!self.has(1)?)

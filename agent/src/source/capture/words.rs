@@ -1,7 +1,8 @@
-//! Large tables of words, which are looked into at random.
+//! Large tables of small values, which are looked into at random.
 
 use std::{
     alloc::{Layout, handle_alloc_error},
+    marker::PhantomData,
     ops::{Deref, DerefMut},
     ptr::{self, NonNull},
     slice,
@@ -9,32 +10,45 @@ use std::{
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Words that are all zero at first; memory is taken where they are used, in huge pages if the kernel
+/// A value that may be all zeros.
+///
+/// # Safety
+/// Bytes that are all zero must be a valid value.
+pub(super) unsafe trait Zeroed: Copy {}
+
+// SAFETY: it is 0.
+unsafe impl Zeroed for u64 {}
+
+/// Values that are all zero at first; memory is taken where they are used, in huge pages if the kernel
 /// gives them.
 ///
 /// A table of 32 MiB has 8192 small pages, which no processor's TLB holds: each look would walk the
 /// page tables first. In huge pages it has 16.
-pub(super) struct Words {
+pub(super) struct Table<T> {
     /// What was mapped.
     map: NonNull<u8>,
     mapped: usize,
-    /// The first word, on the boundary of a huge page.
-    first: NonNull<u64>,
+    /// The first value, on the boundary of a huge page.
+    first: NonNull<T>,
     length: usize,
+    owned: PhantomData<T>,
 }
+
+/// A table of plain words.
+pub(super) type Words = Table<u64>;
 
 /// A huge page on x86-64, and on `AArch64` with small pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
 // SAFETY: the map is this value's own, like the memory of a box.
-unsafe impl Send for Words {}
+unsafe impl<T: Zeroed + Send> Send for Table<T> {}
 // SAFETY: as above; through a shared reference it is only read.
-unsafe impl Sync for Words {}
+unsafe impl<T: Zeroed + Sync> Sync for Table<T> {}
 
-impl Words {
-    /// So many words.
+impl<T: Zeroed> Table<T> {
+    /// So many values.
     pub(super) fn new(length: usize) -> Self {
-        let layout = Layout::array::<u64>(length).expect("a table fits into the address space");
+        let layout = Layout::array::<T>(length).expect("a table fits into the address space");
         // Room to begin on a boundary; what is never touched takes no memory.
         let mapped = layout.size().next_multiple_of(HUGE) + HUGE;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -54,52 +68,54 @@ impl Words {
             mapped,
             first: first.cast(),
             length,
+            owned: PhantomData,
         }
     }
 }
 
-impl Drop for Words {
+impl<T> Drop for Table<T> {
     fn drop(&mut self) {
         // SAFETY: it was mapped with this length, and nobody borrows from it any more. It cannot fail.
         let _ = unsafe { munmap(self.map.as_ptr().cast(), self.mapped) };
     }
 }
 
-impl Deref for Words {
-    type Target = [u64];
+impl<T: Zeroed> Deref for Table<T> {
+    type Target = [T];
 
     #[inline]
-    fn deref(&self) -> &[u64] {
-        // SAFETY: `length` words from `first` on lie within the map, aligned and initialised with zeros.
+    fn deref(&self) -> &[T] {
+        // SAFETY: `length` values from `first` on lie within the map, aligned (a huge page is, for every type)
+        // and initialised with zeros, which `Zeroed` says is valid.
         unsafe { slice::from_raw_parts(self.first.as_ptr(), self.length) }
     }
 }
 
-impl DerefMut for Words {
+impl<T: Zeroed> DerefMut for Table<T> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut [u64] {
+    fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; `&mut self` says that nobody else has them.
         unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.length) }
     }
 }
 
-/// Asks the processor for a word that will be needed soon. Nothing waits for it.
+/// Asks the processor for a value that will be needed soon. Nothing waits for it.
 #[inline]
-pub(super) fn prefetch(word: Option<&u64>) {
-    let Some(word) = word else { return };
+pub(super) fn prefetch<T>(value: Option<&T>) {
+    let Some(value) = value else { return };
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has the instruction; it changes nothing but the caches.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(word).cast());
+        _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(value).cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: every `AArch64` has the instruction; it changes nothing but the caches.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) word, options(nostack, readonly, preserves_flags));
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) ptr::from_ref(value), options(nostack, readonly, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    std::hint::black_box(*word);
+    std::hint::black_box(value);
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::io::Cursor;
 
 use super::{
     super::{
-        file::{CaptureFile, HEAD, Next, Observed, Selection},
+        batch::Batch,
+        file::{CaptureFile, HEAD, Next, Selection},
         input::Input,
         observer::Observer,
         tables::Limits,
@@ -22,18 +23,23 @@ fn looks(bytes: Vec<u8>) -> (Vec<u64>, u64) {
         memory_sets: 1 << 10,
         ..Limits::default()
     });
-    let mut observed = Observed::default();
     let mut looks = Vec::new();
     let mut look = |_: &[_], snapshot: &Snapshot| -> Result<(), ()> {
         looks.push(snapshot.now.0);
         Ok(())
     };
-    loop {
-        match file.next(&selection, &mut observed).unwrap() {
-            Next::Segment => observer.take(&observed, &mut look).unwrap(),
-            Next::Plain => observer.touch(&observed),
-            Next::Time(ns) => observer.pass(ns, &mut look).unwrap(),
-            Next::End => break,
+    let mut batch = Batch::default();
+    while !batch.is_last() {
+        file.read(&selection, &mut batch);
+        for (next, observed) in batch.all() {
+            match next {
+                Next::Segment => observer
+                    .take(observed, observed.interface, &mut look)
+                    .unwrap(),
+                Next::Plain => observer.touch(observed),
+                Next::Time(ns) => observer.pass(*ns, &mut look).unwrap(),
+                Next::End => {}
+            }
         }
     }
     observer.finish(file.counts.last_ns, &mut look).unwrap();

@@ -1,0 +1,48 @@
+//! Packets of a capture some hundred at a time: so many cache misses pass at once, and another thread may take
+//! them over.
+
+use super::{
+    fault::Fault,
+    file::{Next, Observed},
+};
+
+/// Packets of a batch: 40 KiB.
+pub(super) const LENGTH: usize = 256;
+
+/// Packets in the order of their capture.
+pub struct Batch {
+    pub(super) read: Box<[(Next, Observed)]>,
+    /// How many of them are filled.
+    pub(super) filled: usize,
+    /// What the file is broken by, behind them.
+    pub fault: Option<Fault>,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            read: vec![<(Next, Observed)>::default(); LENGTH].into(),
+            filled: 0,
+            fault: None,
+        }
+    }
+}
+
+impl Batch {
+    /// What was read. The last of a file without a fault is [`Next::End`].
+    #[inline]
+    #[must_use]
+    pub fn all(&self) -> &[(Next, Observed)] {
+        &self.read[..self.filled]
+    }
+
+    /// Whether nothing follows: the file ends, or is broken.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        self.fault.is_some()
+            || self
+                .all()
+                .last()
+                .is_some_and(|(next, _)| *next == Next::End)
+    }
+}
