@@ -1,8 +1,11 @@
 //! Signature `stuck_keepalive`, cause `idle_killed`: real connections through a router that forgets a flow after
-//! some seconds without a packet and answers the next one with RST, as a NAT gateway does. And what
-//! resembles it.
+//! some seconds without a packet and answers the next one with RST, as a NAT gateway does, or not at all. And
+//! what resembles it.
 
 mod support;
+
+#[path = "idle_killed/silence.rs"]
+mod silence;
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -24,19 +27,19 @@ use tuplewatch_tests::prelude::*;
 /// After how long the router forgets a flow.
 const FORGETS: f64 = 10.0;
 
-/// A router that forgets.
-fn forgetful() -> Result<Routed> {
+/// A router that forgets, and what it does with a packet of a connection that it does not know.
+fn forgetful(answer: &str) -> Result<Routed> {
     let net = Routed::new(RoutedConfig::default())?;
     // Makes the router track connections, which the settings need.
-    net.router.nft(
-        "table inet forget {
-  chain passing {
+    net.router.nft(&format!(
+        "table inet forget {{
+  chain passing {{
     type filter hook forward priority 0;
-    ct state invalid tcp flags & rst != rst reject with tcp reset
-  }
-}
-",
-    )?;
+    ct state invalid tcp flags & rst != rst {answer}
+  }}
+}}
+"
+    ))?;
     for (key, value) in [
         ("nf_conntrack_tcp_timeout_established", FORGETS as u32),
         ("nf_conntrack_tcp_loose", 0),
@@ -52,7 +55,7 @@ fn forgetful() -> Result<Routed> {
 struct Fates {
     /// Idle times that were survived.
     survived: Arc<Mutex<Vec<f64>>>,
-    /// Idle times after which the connection was reset.
+    /// Idle times after which the connection was reset, or nothing came for five seconds.
     killed: Arc<Mutex<Vec<f64>>>,
     over: Arc<AtomicBool>,
 }
@@ -109,8 +112,13 @@ fn client(
             let rested = began.elapsed().as_secs_f64();
             let list = match exchange(&mut stream) {
                 Ok(()) if alive => Some(&fates.survived),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Some(&fates.killed),
-                _ => None,
+                Err(error) => {
+                    let kind = error.kind();
+                    let is_lost =
+                        kind == io::ErrorKind::ConnectionReset || kind == io::ErrorKind::WouldBlock;
+                    is_lost.then_some(&fates.killed)
+                }
+                Ok(()) => None,
             };
             if let Some(list) = list {
                 list.lock().expect("no panic").push(rested);
@@ -241,7 +249,7 @@ fn with_probes(stream: &TcpStream) -> io::Result<()> {
 
 #[test]
 fn a_router_that_forgets_is_told_with_its_time_out() -> Result<()> {
-    let net = forgetful()?;
+    let net = forgetful("reject with tcp reset")?;
     let to = net.service();
     let _echo = Echo::new(&net.server, to, None)?;
     let agent = watch(&net.client, &ARGS)?;

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod counters;
 pub mod destination;
 pub mod egress;
+pub mod ends;
 pub mod engine;
 pub mod episode;
 pub mod finding;

@@ -47,6 +47,7 @@ use super::{
     time::Moment,
 };
 
+pub use black_holed::in_silence;
 pub use neighbours::Look;
 pub use view::View;
 pub use words::command;

@@ -247,10 +247,23 @@ impl Rests {
                 ttl if ttl == observed.ttl => Some(ResetBy::Peer),
                 _ => Some(ResetBy::Middlebox),
             },
+            in_silence: false,
             settings: Settings::default(),
         };
         self.killed.push(killed);
         Some(killed)
+    }
+
+    /// How long a connection had rested before its `sender`'s end broke the silence, if nothing has answered
+    /// that so far.
+    #[must_use]
+    pub fn unanswered(&self, sender: &FourTuple) -> Option<Duration> {
+        let hash = sender.hash();
+        let waking = self.waking.get(&hash)?;
+        let known = self.places.get(hash as usize & (PLACES - 1))?.hash == hash;
+        let is_its = waking.by_lower == sender.initiator_is_lower();
+        (known && is_its && !waking.lives && !waking.closed)
+            .then(|| Duration::from_millis(waking.rest_ms.into()))
     }
 
     fn survived(&mut self, observed: &Observed, place: &Place, rest_ms: u32) {

@@ -1,7 +1,5 @@
 //! The table of established sockets that make no progress.
 
-use std::time::Duration;
-
 use aya::{
     TestRun as _,
     maps::{Array, HashMap, MapData},
@@ -15,7 +13,7 @@ use tuplewatch_common::{
 };
 
 use super::{
-    batch, clock,
+    batch, clock, idle,
     load::{Kernel, map_mut},
 };
 use crate::core::{
@@ -124,14 +122,15 @@ fn read(
         key.tuple
     };
     let times = Times::of(row);
-    let age = Duration::from_millis(times.since_ms);
+    let ago = |ms: u64| Moment(row.seen_ns.saturating_sub(ms * 1_000_000));
     Stalled {
         connection,
         role,
         point: Point::Socket,
         netns: key.netns,
         opened: opened_ns.map(Moment),
-        since: Moment(row.seen_ns.saturating_sub(age.as_nanos() as u64)),
+        since: ago(times.since_ms),
+        heard: Some(ago(row.heard_ms.into())),
         how: times.how,
         rtos: row.retransmits.into(),
         probes: row.probes.into(),
@@ -140,8 +139,7 @@ fn read(
         is_full_size: row.mss > 0 && row.unacked >= row.mss,
         is_answered: times.is_answered,
         is_used: row.is_used == 1,
-        user_timeout: (row.user_timeout_ms != u32::MAX)
-            .then(|| Duration::from_millis(row.user_timeout_ms.into())),
+        settings: idle::settings(row.settings, row.keep_alive_ms, row.user_timeout_ms),
         process: (row.pid != 0).then_some(Process {
             pid: row.pid,
             command,
