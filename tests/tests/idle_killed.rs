@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use socket2::{SockRef, TcpKeepalive};
-use support::{SECOND, look_alikes, number, watch};
+use support::{SECOND, look_alikes, no_alert, number, watch};
 use tuplewatch_tests::prelude::*;
 
 /// After how long the router forgets a flow.
@@ -338,6 +338,33 @@ fn a_router_that_forgets_is_told_with_its_time_out() -> Result<()> {
     agent.wait_alert(90 * SECOND, |line| {
         line["cause"] == "idle_killed" && line["state"] == "resolved"
     })?;
+    Ok(())
+}
+
+/// Websockets, say: they rest for twice as long as the router remembers, and their probes are answered.
+#[test]
+fn answered_probes_keep_idle_connections_silent() -> Result<()> {
+    let net = forgetful("drop")?;
+    let to = net.service();
+    let _echo = Echo::new(&net.server, to, None)?;
+    let agents = [watch(&net.client, &ARGS)?, watch(&net.server, &ARGS)?];
+    let fates = Fates::default();
+    let mut clients = Vec::new();
+    for pauses in [&[20.0][..], &[22.0], &[18.0], &[25.0]] {
+        clients.push(client(&net.client, to, &fates, pauses, with_probes)?);
+    }
+    std::thread::sleep(48 * SECOND);
+    fates.over.store(true, Ordering::Relaxed);
+    for client in clients {
+        let _ = client.join();
+    }
+    let survived = fates.survived.lock().expect("no panic").len();
+    ensure!(survived >= 4 && fates.killed() == 0, "{survived}");
+    for agent in &agents {
+        no_alert(agent)?;
+        let named = look_alikes(agent)?;
+        ensure!(named.is_empty(), "{named:?}");
+    }
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use super::{
     finding::{Finding, Verdict},
     mute::Mute,
     observation::{Event, Snapshot, Space3},
+    placement::Placement,
     report::{Change, Overview, SpaceReport, Totals},
     rules::Rules,
     saved::Saved,
@@ -195,6 +196,11 @@ impl Engine {
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.
     pub fn set_mutes(&mut self, mutes: Vec<Mute>) {
         self.rules.mutes = mutes;
+    }
+
+    /// Replaces what is known of placements.
+    pub fn set_placements(&mut self, placements: Vec<Placement>) {
+        self.rules.placements = placements;
     }
 
     /// What must outlive the agent.

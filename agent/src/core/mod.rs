@@ -19,6 +19,7 @@ pub mod mute;
 pub mod observation;
 pub mod openers;
 pub mod packed;
+pub mod placement;
 pub mod pool;
 pub mod ports;
 pub mod profile;

@@ -26,6 +26,7 @@ use crate::core::{
         Sample, Severity, Verdict,
     },
     idle::{IdleConnection, IdleEvidence, ResetBy},
+    placement::{PlacementEvidence, RidingConnection},
     report::{Change, Overview, SpaceReport, Totals},
     stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
@@ -171,6 +172,7 @@ pub(crate) fn finding() -> Finding {
             stuck: Some(stuck()),
             stall: Some(stall()),
             idle: Some(idle()),
+            placement: Some(placement()),
             egress: Some(egress()),
             counters: vec![CounterEvidence {
                 name: "TCPSYNChallenge".into(),
@@ -320,6 +322,25 @@ fn idle() -> IdleEvidence {
             close: Some(ends(45_330).close_command(Role::Initiator)),
         }],
         unseen: "who gives up within seconds".into(),
+    }
+}
+
+/// Requests on a place that a service has left.
+fn placement() -> PlacementEvidence {
+    PlacementEvidence {
+        service: "203.0.113.10:443".into(),
+        since_seconds: 412.5,
+        left: true,
+        answered: 2,
+        woken: 3,
+        active: 4,
+        connections: vec![RidingConnection {
+            ends: ends(45_331),
+            age_seconds: Some(3012.5),
+            requests: 212,
+            answered_ago_seconds: 1.5,
+            close: ends(45_331).close_command(Role::Initiator),
+        }],
     }
 }
 

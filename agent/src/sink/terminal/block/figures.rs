@@ -196,6 +196,55 @@ fn idle_text(c: &IdleConnection) -> String {
     text
 }
 
+/// What rides on a place that a service has left.
+pub(super) fn placement(block: &mut Block, e: &Evidence) {
+    let Some(placement) = &e.placement else {
+        return;
+    };
+    let what = if placement.left {
+        "served here no more"
+    } else {
+        "served from elsewhere"
+    };
+    let mut text = format!(
+        "{}: {what} for {}; requests answered lately on {}",
+        placement.service,
+        seconds(placement.since_seconds),
+        counted(
+            placement.answered.into(),
+            "older connection",
+            "older connections"
+        ),
+    );
+    if placement.left {
+        text.push_str(&format!(
+            ", {} woke after a pause, {} received something",
+            count(placement.woken),
+            count(placement.active)
+        ));
+    }
+    block.field("Placement", &text);
+    for c in placement.connections.iter().take(CONNECTIONS) {
+        let age = c.age_seconds.map_or_else(
+            || "older than the agent".to_owned(),
+            |age| format!("open for {}", seconds(age)),
+        );
+        let text = format!(
+            "{}, {age}: {}, the latest answered {} ago; to close it: {}",
+            c.ends,
+            counted(c.requests.into(), "request", "requests"),
+            seconds(c.answered_ago_seconds),
+            c.close,
+        );
+        block.field("Connection", &text);
+    }
+    let more =
+        (placement.answered as usize).saturating_sub(CONNECTIONS.min(placement.connections.len()));
+    if more > 0 {
+        block.field("", &format!("and {more} more"));
+    }
+}
+
 /// SYNs that met an older connection, and connect() without a port.
 pub(super) fn refused(block: &mut Block, e: &Evidence) {
     let former = list(&[

@@ -48,6 +48,12 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
               443 src 198.51.100.7 sport = 45330
               and 3 more
   Unseen      who gives up within seconds
+  Placement   203.0.113.10:443: served here no more for 6 min 52 s; requests answered lately on 2
+              older connections, 3 woke after a pause, 4 received something
+  Connection  198.51.100.7:45331 → 203.0.113.10:443, open for 50 min 12 s: 212 requests, the latest
+              answered 1.5 s ago; to close it: ss -K dst 203.0.113.10 dport = 443 src 198.51.100.7
+              sport = 45331
+              and 1 more
   Lost        2 opens without answer, 5,150 got through, 36 SYNs sent again; 4 connections live, 15
               segments of data sent again; of other destinations 5 answer and 1 fail
   Counters    TCPSYNChallenge 3
