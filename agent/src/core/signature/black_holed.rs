@@ -260,9 +260,12 @@ impl<'a> Judged<'a> {
 
     /// The dead ones are told as connections that something in between has forgotten.
     fn is_explained(&self) -> bool {
+        if self.dead.is_empty() {
+            return false;
+        }
         let told = idle_killed::told_in_silence(self.context, self.key);
         let is_told = |known: &&Known| told.contains(&known.stalled.connection);
-        !self.dead.is_empty() && self.dead.iter().all(is_told)
+        self.dead.iter().all(is_told)
     }
 
     /// Others than the stalled ones may be other hosts' behind the same address.

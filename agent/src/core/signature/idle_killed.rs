@@ -69,6 +69,9 @@ pub fn told_in_silence(context: &Context<'_>, space: &PortSpaceKey) -> Vec<FourT
     let Some(idle) = context.tables.idles.get(&key) else {
         return Vec::new();
     };
+    if !idle.killed.iter().any(|killed| killed.in_silence) {
+        return Vec::new();
+    }
     let context = &context.at(&key);
     let step = Step::of(context, idle);
     if !step.is_told(context) {
@@ -249,7 +252,10 @@ fn finding(context: &Context<'_>, key: &PortSpaceKey, idle: &Idle, step: &Step<'
         seconds(evidence.longest_killed_seconds),
         seconds(evidence.longest_survived_seconds),
     );
+    // A host that vanished behind the client's address is silent too.
+    let maybe_gone = key.role == Role::Responder as u8 && evidence.in_silence > 0;
     let sure = evidence.timeout_seconds.is_some()
+        && !maybe_gone
         && evidence.killed >= context.thresholds.idle_killed.min_killed;
     Finding {
         verdict: Verdict::IdleKilled,
@@ -266,7 +272,7 @@ fn finding(context: &Context<'_>, key: &PortSpaceKey, idle: &Idle, step: &Step<'
         } else {
             Confidence::Medium
         },
-        ruled_out: ruled_out(idle, step),
+        ruled_out: ruled_out(idle, step, maybe_gone),
         opened_by: opened_by(context, step.killed.iter().copied()),
         remedy: remedy(&evidence),
         evidence: Evidence {
@@ -289,7 +295,7 @@ fn lost(killed: u32, in_silence: u32) -> String {
     }
 }
 
-fn ruled_out(idle: &Idle, step: &Step<'_>) -> Vec<RuledOut> {
+fn ruled_out(idle: &Idle, step: &Step<'_>, maybe_gone: bool) -> Vec<RuledOut> {
     let mut all = vec![RuledOut {
         name: Verdict::KeepaliveRace.name(),
         why: format!(
@@ -297,6 +303,13 @@ fn ruled_out(idle: &Idle, step: &Step<'_>) -> Vec<RuledOut> {
             idle.races.len()
         ),
     }];
+    if maybe_gone {
+        all.push(RuledOut {
+            name: "client_gone",
+            why: "not ruled out here: hosts behind that address that vanish after a rest look the same"
+                .to_owned(),
+        });
+    }
     if step.killed.len() > 1 {
         all.push(RuledOut {
             name: Verdict::ServerDown.name(),

@@ -392,6 +392,21 @@ mod tests {
     }
 
     #[test]
+    fn nobody_has_answered_since_it_rested() {
+        let mut shown = Shown::new().opened();
+        let tuple = shown.tuple;
+        let rested = |shown: &Shown| shown.rests.unanswered(&tuple);
+        assert_eq!(rested(&shown), None);
+        for ms in [13_002, 13_202, 13_602, 15_002] {
+            shown.send(ms, true, PSH_ACK, 100, 64);
+            assert_eq!(rested(&shown), Some(Duration::from_secs(13)));
+        }
+        assert_eq!(shown.rests.unanswered(&tuple.reversed()), None, "not ours");
+        shown.send(15_003, false, ACK, 0, 63);
+        assert_eq!(rested(&shown), None);
+    }
+
+    #[test]
     fn resets_that_no_rest_explains() {
         // Unasked for; by ourselves; after an answer.
         for segments in [

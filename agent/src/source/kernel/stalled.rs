@@ -196,6 +196,8 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// Three time-outs of a socket whose first one is 200 ms, the latest half a second ago.
@@ -239,6 +241,32 @@ mod tests {
         let first = 120_000 >> 12;
         let doubled: u64 = (0..12).map(|n| (first << n).min(120_000)).sum();
         assert_eq!(Times::of(&long).since_ms, 500 + doubled);
+    }
+
+    #[test]
+    fn the_rest_before_is_told_and_how_the_socket_is_set() {
+        let row = StalledRow {
+            seen_ns: 100_000_000_000,
+            keep_alive_ms: 45_000,
+            settings: tuplewatch_common::idle::KEEP_ALIVE_KNOWN,
+            user_timeout_ms: u32::MAX,
+            ..row()
+        };
+        let stalled = read(&StalledKey::default(), &row, None, None);
+        // Nothing was heard for a minute, and what stalls was sent 1.9 s ago.
+        assert_eq!(stalled.rest(), Some(Duration::from_millis(58_100)));
+        assert_eq!(stalled.settings.keep_alive, Some(false));
+        assert_eq!(
+            stalled.settings.keep_alive_time,
+            Some(Duration::from_secs(45))
+        );
+        assert_eq!(stalled.settings.user_timeout, None);
+        let answered = StalledRow {
+            heard_ms: 900,
+            ..row
+        };
+        let stalled = read(&StalledKey::default(), &answered, None, None);
+        assert_eq!(stalled.rest(), None);
     }
 
     #[test]
