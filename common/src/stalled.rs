@@ -42,6 +42,8 @@ pub struct StalledRow {
     pub user_timeout_ms: u32,
     /// Time between two keep-alive probes, 0 if unknown.
     pub probe_ms: u32,
+    /// Idle time before the first of them, or [`crate::idle::UNKNOWN_MS`].
+    pub keep_alive_ms: u32,
     /// Time-outs in a row.
     pub retransmits: u8,
     /// How often [`StalledRow::rto_ms`] was doubled.
@@ -54,8 +56,10 @@ pub struct StalledRow {
     pub is_closed: u8,
     /// 1 if data has gone through before.
     pub is_used: u8,
+    /// [`crate::idle::KEEP_ALIVE`] and [`crate::idle::KEEP_ALIVE_KNOWN`].
+    pub settings: u8,
     /// Always zero.
-    pub pad: [u8; 6],
+    pub pad: u8,
 }
 
 #[cfg(feature = "user")]
@@ -74,6 +78,6 @@ mod tests {
     #[test]
     fn no_padding() {
         assert_eq!(size_of::<StalledKey>(), 40 + 8);
-        assert_eq!(size_of::<StalledRow>(), 3 * 8 + 9 * 4 + 6 + 6);
+        assert_eq!(size_of::<StalledRow>(), 3 * 8 + 10 * 4 + 6 + 2);
     }
 }

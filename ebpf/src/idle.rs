@@ -190,8 +190,9 @@ fn may_tell(now_ns: u64) -> bool {
     budget[1] <= PER_SECOND
 }
 
+/// Whether it sends keep-alive probes: [`KEEP_ALIVE`], if that is known.
 #[inline(always)]
-fn keep_alive(sk: Kernel) -> u8 {
+pub fn keep_alive(sk: Kernel) -> u8 {
     if !is_there(&SKC_FLAGS) || !is_there(&SOCK_KEEPOPEN) {
         return 0;
     }
@@ -201,7 +202,7 @@ fn keep_alive(sk: Kernel) -> u8 {
 
 /// The socket's own time, or that of its namespace where it sets none (`keepalive_time_when`).
 #[inline(always)]
-fn keep_alive_ms(sk: Kernel) -> u32 {
+pub fn keep_alive_ms(sk: Kernel) -> u32 {
     if !is_there(&KEEPALIVE_TIME) || !is_there(&NET_KEEPALIVE_TIME) {
         return UNKNOWN_MS;
     }

@@ -16,6 +16,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    idle,
     layout::{
         ABSENT, BYTES_ACKED, BYTES_RECEIVED, HZ, ICSK_BACKOFF, ICSK_PROBES_OUT, ICSK_RETRANSMITS,
         ICSK_RTO, ICSK_USER_TIMEOUT, KEEPALIVE_INTVL, LRCVTIME, LSNDTIME, MSS_CACHE,
@@ -161,13 +162,15 @@ fn note(
             sk.read(&ICSK_USER_TIMEOUT)
         },
         probe_ms: milliseconds(probe_interval(sk)),
+        keep_alive_ms: idle::keep_alive_ms(sk),
         retransmits: counts.retransmits,
         backoff: counts.backoff,
         probes: counts.probes,
         role: role as u8,
         is_closed: is_closed as u8,
         is_used: is_used(sk) as u8,
-        pad: [0; 6],
+        settings: idle::keep_alive(sk),
+        pad: 0,
     };
     if STALLED.insert(&key, &row, BPF_ANY.into()).is_err() {
         count(Global::StalledFull);

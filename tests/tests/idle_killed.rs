@@ -1,8 +1,11 @@
 //! Signature `stuck_keepalive`, cause `idle_killed`: real connections through a router that forgets a flow after
-//! some seconds without a packet and answers the next one with RST, as a NAT gateway does. And what
-//! resembles it.
+//! some seconds without a packet and answers the next one with RST, as a NAT gateway does, or not at all. And
+//! what resembles it.
 
 mod support;
+
+#[path = "idle_killed/silence.rs"]
+mod silence;
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -18,25 +21,25 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use socket2::{SockRef, TcpKeepalive};
-use support::{SECOND, look_alikes, number, watch};
+use support::{SECOND, look_alikes, no_alert, number, watch};
 use tuplewatch_tests::prelude::*;
 
 /// After how long the router forgets a flow.
 const FORGETS: f64 = 10.0;
 
-/// A router that forgets.
-fn forgetful() -> Result<Routed> {
+/// A router that forgets, and what it does with a packet of a connection that it does not know.
+fn forgetful(answer: &str) -> Result<Routed> {
     let net = Routed::new(RoutedConfig::default())?;
     // Makes the router track connections, which the settings need.
-    net.router.nft(
-        "table inet forget {
-  chain passing {
+    net.router.nft(&format!(
+        "table inet forget {{
+  chain passing {{
     type filter hook forward priority 0;
-    ct state invalid tcp flags & rst != rst reject with tcp reset
-  }
-}
-",
-    )?;
+    ct state invalid tcp flags & rst != rst {answer}
+  }}
+}}
+"
+    ))?;
     for (key, value) in [
         ("nf_conntrack_tcp_timeout_established", FORGETS as u32),
         ("nf_conntrack_tcp_loose", 0),
@@ -52,7 +55,7 @@ fn forgetful() -> Result<Routed> {
 struct Fates {
     /// Idle times that were survived.
     survived: Arc<Mutex<Vec<f64>>>,
-    /// Idle times after which the connection was reset.
+    /// Idle times after which the connection was reset, or nothing came for five seconds.
     killed: Arc<Mutex<Vec<f64>>>,
     over: Arc<AtomicBool>,
 }
@@ -109,8 +112,13 @@ fn client(
             let rested = began.elapsed().as_secs_f64();
             let list = match exchange(&mut stream) {
                 Ok(()) if alive => Some(&fates.survived),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Some(&fates.killed),
-                _ => None,
+                Err(error) => {
+                    let kind = error.kind();
+                    let is_lost =
+                        kind == io::ErrorKind::ConnectionReset || kind == io::ErrorKind::WouldBlock;
+                    is_lost.then_some(&fates.killed)
+                }
+                Ok(()) => None,
             };
             if let Some(list) = list {
                 list.lock().expect("no panic").push(rested);
@@ -241,7 +249,7 @@ fn with_probes(stream: &TcpStream) -> io::Result<()> {
 
 #[test]
 fn a_router_that_forgets_is_told_with_its_time_out() -> Result<()> {
-    let net = forgetful()?;
+    let net = forgetful("reject with tcp reset")?;
     let to = net.service();
     let _echo = Echo::new(&net.server, to, None)?;
     let agent = watch(&net.client, &ARGS)?;
@@ -330,6 +338,33 @@ fn a_router_that_forgets_is_told_with_its_time_out() -> Result<()> {
     agent.wait_alert(90 * SECOND, |line| {
         line["cause"] == "idle_killed" && line["state"] == "resolved"
     })?;
+    Ok(())
+}
+
+/// Websockets, say: they rest for twice as long as the router remembers, and their probes are answered.
+#[test]
+fn answered_probes_keep_idle_connections_silent() -> Result<()> {
+    let net = forgetful("drop")?;
+    let to = net.service();
+    let _echo = Echo::new(&net.server, to, None)?;
+    let agents = [watch(&net.client, &ARGS)?, watch(&net.server, &ARGS)?];
+    let fates = Fates::default();
+    let mut clients = Vec::new();
+    for pauses in [&[20.0][..], &[22.0], &[18.0], &[25.0]] {
+        clients.push(client(&net.client, to, &fates, pauses, with_probes)?);
+    }
+    std::thread::sleep(48 * SECOND);
+    fates.over.store(true, Ordering::Relaxed);
+    for client in clients {
+        let _ = client.join();
+    }
+    let survived = fates.survived.lock().expect("no panic").len();
+    ensure!(survived >= 4 && fates.killed() == 0, "{survived}");
+    for agent in &agents {
+        no_alert(agent)?;
+        let named = look_alikes(agent)?;
+        ensure!(named.is_empty(), "{named:?}");
+    }
     Ok(())
 }
 

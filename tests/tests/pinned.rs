@@ -4,6 +4,9 @@
 
 mod support;
 
+#[path = "pinned/several.rs"]
+mod several;
+
 use std::{
     fs,
     path::Path,
@@ -13,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use support::{SECOND, number, watch};
-use tuplewatch_tests::prelude::*;
+use tuplewatch_tests::{patience, prelude::*};
 
 const VIRTUAL: &str = "203.0.113.100:8080";
 

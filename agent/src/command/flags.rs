@@ -1,12 +1,15 @@
 //! Flags that set what the configuration has too. They are read by the same table as the file and the
 //! environment, and win over both.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 
 use super::Failure;
-use crate::config::{self, Given, Loaded, Problems};
+use crate::config::{self, Given, Loaded, PlacementFile, Problems};
 
 /// Flags of settings, and the file that they go before.
 #[derive(Args, Debug, Default)]
@@ -76,6 +79,10 @@ pub struct ConfigFlags {
     /// MiB (default: 8MiB).
     #[arg(long, value_name = "SIZE", value_parser = |t: &str| of("recorder.memory", t))]
     recorder_memory: Option<String>,
+    /// Which endpoints serve a service no more, as docs/placements.md describes: an absolute path. The file is
+    /// read again when it changes (default: off).
+    #[arg(long, value_name = "FILE", value_parser = |t: &str| of("placements", t))]
+    placements: Option<String>,
     /// What this host is called where egress groups name their members (default: its name).
     #[arg(long, value_name = "NAME")]
     host_name: Option<String>,
@@ -136,6 +143,7 @@ impl ConfigFlags {
             ("recorder.dir", &self.recorder_dir),
             ("recorder.size", &self.recorder_size),
             ("recorder.memory", &self.recorder_memory),
+            ("placements", &self.placements),
             ("host.name", &self.host_name),
             ("host.zone", &self.host_zone),
             ("otlp.endpoint", &self.otlp_endpoint),
@@ -189,6 +197,14 @@ impl ConfigFlags {
             .collect();
         config::load(self.config.as_deref(), &variables, self.given()).map_err(wrong)
     }
+}
+
+/// The file of placements, if there is one.
+///
+/// # Errors
+/// It cannot be read, or something is wrong with it (exit code 78).
+pub(super) fn placements(path: Option<&Path>) -> Result<Option<PlacementFile>, Failure> {
+    path.map(PlacementFile::open).transpose().map_err(wrong)
 }
 
 /// A configuration that cannot be used.

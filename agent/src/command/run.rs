@@ -11,7 +11,11 @@ use anyhow::Context as _;
 use clap::Args;
 use tracing::warn;
 
-use super::{Failure, flags::ConfigFlags, watch::Agent};
+use super::{
+    Failure,
+    flags::{ConfigFlags, placements},
+    watch::Agent,
+};
 use crate::{
     config::{Config, Format, Loaded},
     core::{engine::Engine, value},
@@ -84,6 +88,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         .context("the async runtime cannot be started")?;
     // Before the kernel side: a typo in an option must not cost a start.
     let (sinks, pages) = runtime.block_on(async { sinks(&loaded, screen, &clock) })?;
+    let placements = placements(config.placements.as_deref())?;
     let recorder = recorder(config, &clock)?;
     let state = State::open(&config.state_dir, &clock);
     let kernel = Kernel::start(&options).map_err(|error: LoadError| Failure {
@@ -93,7 +98,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let engine = Engine::new(config.rules(&clock)).with_egress(egress);
     let agent = Agent::new(kernel, engine, sinks, pages, clock)
         .with_state(state)
-        .with_recorder(recorder);
+        .with_recorder(recorder)
+        .with_placements(placements);
     runtime.block_on(agent.watch(config, args.duration))?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::run::summary_interval;
 use crate::{
-    config::Config,
+    config::{Config, PlacementFile},
     core::{engine::Engine, report::Change, saved::Saved, time::Moment},
     enrich::cgroup::Cgroups,
     kernel_facts::interfaces::Changes,
@@ -33,6 +33,7 @@ pub(super) struct Agent {
     offset_ns: i64,
     state: Option<State>,
     recorder: Option<Recorder>,
+    placements: Option<PlacementFile>,
 }
 
 /// How often counters are read and rules judged.
@@ -60,6 +61,7 @@ impl Agent {
             clock,
             state: None,
             recorder: None,
+            placements: None,
         }
     }
 
@@ -75,6 +77,13 @@ impl Agent {
     /// Writes the packets behind each alert that fires.
     pub(super) fn with_recorder(mut self, recorder: Option<Recorder>) -> Self {
         self.recorder = recorder;
+        self
+    }
+
+    /// Follows what somebody outside says about placements.
+    pub(super) fn with_placements(mut self, placements: Option<PlacementFile>) -> Self {
+        self.placements = placements;
+        self.place();
         self
     }
 
@@ -146,6 +155,7 @@ impl Agent {
     /// Reads the counters, judges, and tells what changed.
     fn look(&mut self, config: &Config) -> anyhow::Result<()> {
         self.follow_clock(config);
+        self.follow_placements();
         let census = match self.kernel.census(config.census_interval) {
             Ok(census) => census,
             Err(error) => {
@@ -188,6 +198,26 @@ impl Agent {
         if self.offset_ns != offset_ns {
             self.offset_ns = offset_ns;
             self.engine.set_mutes(config.rules(&self.clock).mutes);
+            self.place();
+        }
+    }
+
+    /// Takes the file of placements again if it has changed.
+    fn follow_placements(&mut self) {
+        let Some(placements) = &mut self.placements else {
+            return;
+        };
+        match placements.follow() {
+            Ok(true) => self.place(),
+            Ok(false) => {}
+            Err(problems) => warn!("what was known of placements before stays: {problems}"),
+        }
+    }
+
+    fn place(&mut self) {
+        if let Some(placements) = &self.placements {
+            self.engine
+                .set_placements(placements.placements(&self.clock));
         }
     }
 

@@ -7,6 +7,7 @@ mod document;
 mod entries;
 mod keys;
 mod load;
+mod placements;
 mod problem;
 mod read;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use document::{default_file, markdown};
 pub use entries::{DestinationEntry, MuteEntry};
 pub use keys::Given;
 pub use load::{DEFAULT_FILE, Loaded, Origin, check, check_file, check_threshold, load};
+pub use placements::PlacementFile;
 pub use problem::{Place, Problem, Problems};
 
 /// A format of standard output.
@@ -129,6 +131,7 @@ pub struct Config {
     pub log: Option<String>,
     pub state_dir: StateDir,
     pub recorder: RecorderSettings,
+    pub placements: Option<PathBuf>,
     pub host_name: Option<String>,
     pub host_zone: Option<String>,
     pub http: Listen,
@@ -157,6 +160,7 @@ impl Default for Config {
             log: None,
             state_dir: StateDir::Auto,
             recorder: RecorderSettings::default(),
+            placements: None,
             host_name: None,
             host_zone: None,
             http: Listen::Default,
@@ -179,6 +183,7 @@ impl Config {
             thresholds: self.thresholds.clone(),
             destinations: destinations.map(|d| d.rules(&self.thresholds)).collect(),
             mutes: self.mute.iter().map(|m| m.mute(clock)).collect(),
+            placements: Vec::new(),
         }
     }
 

@@ -1,14 +1,10 @@
 //! Evidence of connections that get nothing through any more, and of new ones that do.
 
-use std::net::{IpAddr, SocketAddr};
-
 use serde::{Deserialize, Serialize};
-use tuplewatch_common::address::Role;
 
 use super::{
-    observation::ip,
+    ends::Ends,
     stalled::{How, Stalled},
-    stuck::{close_command, ends},
     time::Moment,
 };
 
@@ -45,18 +41,9 @@ pub const RESTS_ON: &str = "acknowledgements only, which TCP shows whatever it c
 /// A connection that gets nothing through.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StallConnection {
-    /// Who opened it.
-    #[serde(rename = "client.address")]
-    pub client_address: IpAddr,
-    /// From which port.
-    #[serde(rename = "client.port")]
-    pub client_port: u16,
-    /// Who accepted it.
-    #[serde(rename = "server.address")]
-    pub server_address: IpAddr,
-    /// On which port.
-    #[serde(rename = "server.port")]
-    pub server_port: u16,
+    /// Its ends.
+    #[serde(flatten)]
+    pub ends: Ends,
     /// Seconds since it was opened; `null` if it is older than the agent.
     pub age_seconds: Option<f64>,
     /// Seconds since what is not acknowledged was sent first.
@@ -87,22 +74,9 @@ impl StallConnection {
     /// Of a connection as it stands.
     #[must_use]
     pub fn of(stalled: &Stalled, now: Moment, over: bool) -> Self {
-        let tuple = &stalled.connection;
-        let (client, server) = (ip(&tuple.initiator), ip(&tuple.responder));
-        let ends = (
-            SocketAddr::new(client, tuple.initiator_port),
-            SocketAddr::new(server, tuple.responder_port),
-        );
-        let (local, peer) = if stalled.role == Role::Responder {
-            (ends.1, ends.0)
-        } else {
-            ends
-        };
+        let ends = Ends::of(&stalled.connection);
         Self {
-            client_address: client,
-            client_port: tuple.initiator_port,
-            server_address: server,
-            server_port: tuple.responder_port,
+            ends,
             age_seconds: stalled.opened.map(|at| now.since(at).as_secs_f64()),
             stalled_seconds: now.since(stalled.since).as_secs_f64(),
             unacked_bytes: stalled.unacked,
@@ -110,21 +84,15 @@ impl StallConnection {
             rtos: stalled.rtos,
             probes: stalled.probes,
             window_closed: stalled.how == How::Closed,
-            user_timeout_seconds: stalled.user_timeout.map(|timeout| timeout.as_secs_f64()),
+            user_timeout_seconds: stalled
+                .settings
+                .user_timeout
+                .map(|timeout| timeout.as_secs_f64()),
             pid: stalled.process.as_ref().map(|process| process.pid),
             command: stalled.process.as_ref().and_then(|p| p.command.clone()),
             over,
-            close: (!over).then(|| close_command(local, peer)),
+            close: (!over).then(|| ends.close_command(stalled.role)),
         }
-    }
-
-    /// `192.0.2.1:40000 → 203.0.113.10:80`.
-    #[must_use]
-    pub fn ends(&self) -> String {
-        ends(
-            SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port),
-        )
     }
 
     /// `curl[4711]`, if the process is known.

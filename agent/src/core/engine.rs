@@ -11,12 +11,13 @@ use super::{
     finding::{Finding, Verdict},
     mute::Mute,
     observation::{Event, Snapshot, Space3},
+    placement::Placement,
     report::{Change, Overview, SpaceReport, Totals},
     rules::Rules,
     saved::Saved,
     signature::{self, Context, Look},
     space::Space,
-    stuck::{Became, StuckConnection},
+    stuck::Became,
     surroundings::Around,
     tables::Tables,
     time::Moment,
@@ -79,6 +80,7 @@ impl Engine {
         self.globals = snapshot.globals;
         self.around.take(snapshot, &self.tables, t);
         self.now = now;
+        self.note_silence();
         let look = Look::default();
         let context = Context {
             tables: &self.tables,
@@ -98,6 +100,19 @@ impl Engine {
             });
         changes.extend(note_look_alikes(&mut self.look_alikes, look_alikes));
         changes
+    }
+
+    /// Connections that got no answer since they rested are remembered with those that were reset.
+    fn note_silence(&mut self) {
+        let silent = signature::in_silence(&Context {
+            tables: &self.tables,
+            rules: &self.rules,
+            thresholds: &self.rules.thresholds,
+            around: &self.around,
+            look: &Look::default(),
+            now: self.now,
+        });
+        self.tables.idles.note(&silent);
     }
 
     /// The state of everything, with the `top` busiest port spaces.
@@ -143,7 +158,7 @@ impl Engine {
         let stuck = alerts.filter_map(|alert| alert.finding.evidence.stuck.as_ref());
         let stuck = stuck.flat_map(|stuck| &stuck.connections);
         let stuck = stuck.filter(|c| c.became == Became::Failing);
-        let mut suspects: Vec<FourTuple> = stuck.map(StuckConnection::tuple).collect();
+        let mut suspects: Vec<FourTuple> = stuck.map(|c| c.ends.tuple()).collect();
         let window = self.rules.thresholds.window;
         let failing = self.tables.services.failing(self.now, window);
         let mut failing: Vec<_> = failing
@@ -181,6 +196,11 @@ impl Engine {
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.
     pub fn set_mutes(&mut self, mutes: Vec<Mute>) {
         self.rules.mutes = mutes;
+    }
+
+    /// Replaces what is known of placements.
+    pub fn set_placements(&mut self, placements: Vec<Placement>) {
+        self.rules.placements = placements;
     }
 
     /// What must outlive the agent.

@@ -9,6 +9,7 @@ use super::{
     counters::CounterEvidence,
     egress::EgressUse,
     idle::IdleEvidence,
+    placement::PlacementEvidence,
     stuck::StuckEvidence,
     time::Moment,
     waits::WaitEvidence,
@@ -343,6 +344,8 @@ pub struct Evidence {
     pub stall: Option<StallEvidence>,
     /// Connections that are reset by the first segment after an idle time, and others that live.
     pub idle: Option<IdleEvidence>,
+    /// What rides on a place that a service has left.
+    pub placement: Option<PlacementEvidence>,
     /// What is taken of the ports of a device in between.
     pub egress: Option<EgressUse>,
     /// Counters that speak for the finding, with their growth over the window.

@@ -2,21 +2,20 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use tuplewatch_common::address::{FourTuple, PortSpaceKey, Role};
 
-use super::{stuck::ends, time::Moment};
+use super::{ends::Ends, time::Moment};
 
 /// Services remembered.
 const SERVICES: usize = 1024;
 /// Resets remembered for each of them, and looks at which something woke.
 const KEPT: usize = 1024;
 
-/// A connection whose first segment after an idle time was answered by RST.
+/// A connection whose first segment after an idle time was answered by RST, or by nobody.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Killed {
     /// The connection, named by who opened it.
@@ -25,7 +24,7 @@ pub struct Killed {
     pub role: Role,
     /// A [`tuplewatch_common::address::Point`].
     pub point: u8,
-    /// When the RST came.
+    /// When the RST came; in silence, when that segment was sent.
     pub at: Moment,
     /// How long nothing was sent or received before.
     pub idle: Duration,
@@ -39,6 +38,8 @@ pub struct Killed {
     pub closed_before: bool,
     /// The segment was a keep-alive probe.
     pub by_probe: bool,
+    /// Nobody has answered that segment, however often it was sent, while new connections were established.
+    pub in_silence: bool,
     /// Who sent the RST.
     pub reset_by: Option<ResetBy>,
     /// How its socket is set.
@@ -46,13 +47,16 @@ pub struct Killed {
 }
 
 impl Killed {
-    /// When it was used last before the segment that was answered by RST.
+    /// When it was used last before that segment.
     #[must_use]
     pub fn rested_since(&self) -> Moment {
         let ns = i64::try_from(self.idle.as_nanos()).unwrap_or(i64::MAX);
         self.at.shifted(-ns)
     }
 }
+
+/// The begin of a rest is known to so much: the same rest is meant.
+const SAME: Duration = Duration::from_secs(1);
 
 /// Who sent a RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -139,7 +143,7 @@ impl Idles {
             } else {
                 &mut idle.killed
             };
-            push(list, *killed);
+            add(list, *killed);
         }
         for (key, survived) in &news.survived {
             if let Some(idle) = self.of(*key) {
@@ -153,6 +157,16 @@ impl Idles {
             drop_while(&mut idle.survived, |(at, _)| old(*at));
             !(idle.killed.is_empty() && idle.races.is_empty() && idle.survived.is_empty())
         });
+    }
+
+    /// Takes connections that ended in silence; one that goes on may be told again.
+    pub fn note(&mut self, in_silence: &[Killed]) {
+        for killed in in_silence {
+            let key = service(&killed.tuple, killed.role, killed.point);
+            if let Some(idle) = self.of(key) {
+                add(&mut idle.killed, *killed);
+            }
+        }
     }
 
     /// Services in which something was reset.
@@ -184,6 +198,25 @@ impl Idles {
     }
 }
 
+/// Takes a connection in the order of time, unless the end of the same rest is known.
+fn add(list: &mut VecDeque<Killed>, new: Killed) {
+    let is_same = |known: &Killed| {
+        let apart = known
+            .rested_since()
+            .since(new.rested_since())
+            .max(new.rested_since().since(known.rested_since()));
+        known.tuple == new.tuple && known.role == new.role && apart < SAME
+    };
+    if list.iter().any(is_same) {
+        return;
+    }
+    if list.len() >= KEPT {
+        list.pop_front();
+    }
+    let at = list.partition_point(|known| known.at <= new.at);
+    list.insert(at, new);
+}
+
 fn push<T>(list: &mut VecDeque<T>, new: T) {
     if list.len() >= KEPT {
         list.pop_front();
@@ -197,16 +230,19 @@ fn drop_while<T>(list: &mut VecDeque<T>, old: impl Fn(&T) -> bool) {
     }
 }
 
-/// Connections to one service that are reset by the first segment after an idle time, and others that
+/// Connections to one service that are lost at the first segment after an idle time, and others that
 /// live.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IdleEvidence {
-    /// Connections reset after a longer idle time than any other survived.
+    /// Connections lost after a longer idle time than any other survived: reset, or without any answer from
+    /// then on.
     pub killed: u32,
-    /// Connections reset after a shorter one: for other reasons.
+    /// Of them those without any answer.
+    pub in_silence: u32,
+    /// Connections lost after a shorter one: for other reasons.
     pub killed_sooner: u32,
-    /// The shortest idle time after which a connection was reset, of those above.
+    /// The shortest idle time after which a connection was lost, of those above.
     pub shortest_killed_seconds: f64,
     /// The longest one.
     pub longest_killed_seconds: f64,
@@ -228,29 +264,22 @@ pub struct IdleEvidence {
     pub unseen: String,
 }
 
-/// A connection that was reset after an idle time.
+/// A connection that was lost after an idle time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IdleConnection {
-    /// Who opened it.
-    #[serde(rename = "client.address")]
-    pub client_address: IpAddr,
-    /// From which port.
-    #[serde(rename = "client.port")]
-    pub client_port: u16,
-    /// To whom.
-    #[serde(rename = "server.address")]
-    pub server_address: IpAddr,
-    /// On which port.
-    #[serde(rename = "server.port")]
-    pub server_port: u16,
-    /// Seconds from its opening to the RST; `null` if it is older than the agent.
+    /// Its ends.
+    #[serde(flatten)]
+    pub ends: Ends,
+    /// Seconds from its opening to the RST or the segment that nobody answered; `null` if it is older than the agent.
     pub age_seconds: Option<f64>,
-    /// Seconds without a segment before the one that was answered by RST.
+    /// Seconds without a segment before that one.
     pub idle_seconds: f64,
-    /// Seconds since the RST.
+    /// Seconds since then.
     pub ago_seconds: f64,
     /// That segment was a keep-alive probe.
     pub probe: bool,
+    /// Nobody has answered it.
+    pub in_silence: bool,
     /// Who sent the RST.
     pub reset_by: Option<ResetBy>,
     /// The process that opened it.
@@ -263,18 +292,11 @@ pub struct IdleConnection {
     pub keep_alive_seconds: Option<f64>,
     /// `TCP_USER_TIMEOUT`; 0 if it is not set.
     pub user_timeout_seconds: Option<f64>,
+    /// The command that closes its socket, to be run in its network namespace, while it waits in silence.
+    pub close: Option<String>,
 }
 
 impl IdleConnection {
-    /// `192.0.2.1:40000 → 203.0.113.10:80`.
-    #[must_use]
-    pub fn ends(&self) -> String {
-        ends(
-            SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port),
-        )
-    }
-
     /// What its socket says about keep-alive, if that could be read.
     #[must_use]
     pub fn keep_alive_text(&self) -> Option<String> {
@@ -325,6 +347,7 @@ mod tests {
             command: [0; 16],
             closed_before: false,
             by_probe: false,
+            in_silence: false,
             reset_by: None,
             settings: Settings::default(),
         }
@@ -341,7 +364,13 @@ mod tests {
         idles.take(Moment(1), &news, keep);
         assert_eq!(idles.all.len(), SERVICES);
         assert_eq!(idles.troubled().count(), 1);
-        news.killed = vec![killed(7); 2 * KEPT];
+        news.killed = (0..2 * KEPT as u16)
+            .map(|port| {
+                let mut killed = killed(7);
+                killed.tuple.initiator_port = port;
+                killed
+            })
+            .collect();
         news.survived.clear();
         idles.take(Moment(2), &news, keep);
         assert_eq!(idles.troubled().count(), 2);
@@ -349,6 +378,37 @@ mod tests {
         assert_eq!(longest, Some(KEPT));
         idles.take(Moment(700_000_000_000), &IdleNews::default(), keep);
         assert!(idles.all.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_rest_counts_once() {
+        let mut idles = Idles::default();
+        let mut silent = killed(1);
+        (silent.in_silence, silent.at) = (true, Moment(500_000_000_000));
+        let later = |ms: i64| Killed {
+            at: silent.at.shifted(ms * 1_000_000),
+            ..silent
+        };
+        for told in [silent, later(4), later(-200)] {
+            idles.note(&[told]);
+        }
+        // A RST in the end, of something that was asked again and again.
+        let news = IdleNews {
+            killed: vec![later(900)],
+            ..IdleNews::default()
+        };
+        let keep = Duration::from_secs(600);
+        idles.take(silent.at, &news, keep);
+        let known = |idles: &Idles| {
+            let (_, idle) = idles.troubled().next().unwrap();
+            idle.killed.iter().map(|k| k.at).collect::<Vec<_>>()
+        };
+        assert_eq!(known(&idles), [silent.at]);
+        // Others are told late, in the order of their times.
+        let mut another = later(-60_000);
+        another.tuple.initiator_port = 9;
+        idles.note(&[another, later(20_000)]);
+        assert_eq!(known(&idles), [another.at, silent.at, later(20_000).at]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use tuplewatch_common::address::PortSpaceKey;
 
-use super::{destination::Destination, mute::Mute, threshold::Thresholds};
+use super::{destination::Destination, mute::Mute, placement::Placement, threshold::Thresholds};
 
 /// Everything that is configured about judging.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,6 +13,8 @@ pub struct Rules {
     pub destinations: Vec<DestinationRules>,
     /// Alerts that nobody wants to be told of.
     pub mutes: Vec<Mute>,
+    /// Changes of placement that are known.
+    pub placements: Vec<Placement>,
 }
 
 /// Thresholds of some destinations.

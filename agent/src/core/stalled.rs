@@ -7,7 +7,7 @@ use std::{
 
 use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey, Role};
 
-use super::{report::Totals, time::Moment};
+use super::{idle::Settings, report::Totals, time::Moment};
 
 /// Connections remembered over all port spaces after their stall: some hundred kilobytes.
 const OVER: usize = 1024;
@@ -28,6 +28,8 @@ pub struct Stalled {
     /// When what is not acknowledged was sent first, or the first probe without an answer: an estimate
     /// from the retransmission timer where the source has not seen it.
     pub since: Moment,
+    /// When the peer was heard last, if that is known.
+    pub heard: Option<Moment>,
     /// What stands still.
     pub how: How,
     /// Time-outs in a row without an acknowledgement.
@@ -45,8 +47,8 @@ pub struct Stalled {
     /// Data has gone through before. Where none has, the peer may not have accepted the connection: it
     /// answers SYNs also when its accept queue is full.
     pub is_used: bool,
-    /// `TCP_USER_TIMEOUT` of the socket, zero if it has none; `None` if that could not be read.
-    pub user_timeout: Option<Duration>,
+    /// How the socket is set.
+    pub settings: Settings,
     /// Who opened it, where this host did and the agent has seen it.
     pub process: Option<Process>,
 }
@@ -80,6 +82,15 @@ impl Stalled {
             Point::Socket => PortSpaceKey::socket(&self.connection, role, self.netns),
             Point::Wire => PortSpaceKey::wire(&self.connection, role),
         }
+    }
+
+    /// How long nothing was sent or received before what is not acknowledged: nothing that was sent before is
+    /// left unacknowledged, and nothing was heard since.
+    #[must_use]
+    pub fn rest(&self) -> Option<Duration> {
+        let is_silent = !self.is_answered && self.how != How::Closed;
+        let heard = self.heard.filter(|_| is_silent)?;
+        Some(self.since.since(heard))
     }
 
     /// Transmissions in a row that nobody has acknowledged, but for the first one.
@@ -218,6 +229,14 @@ impl Stalls {
         self.all.iter().filter(|(_, group)| !group.live.is_empty())
     }
 
+    /// A connection that makes no progress now.
+    #[must_use]
+    pub fn live(&self, connection: &FourTuple, role: Role) -> Option<&Known> {
+        let groups = self.all.iter().filter(|(key, _)| key.role == role as u8);
+        let mut found = groups.filter_map(|(_, group)| group.live.get(connection));
+        found.next()
+    }
+
     /// One port space, also if all is over there.
     #[must_use]
     pub fn get(&self, key: &PortSpaceKey) -> Option<&Group> {
@@ -258,6 +277,7 @@ mod tests {
             netns: 0,
             opened: None,
             since: Moment(S),
+            heard: None,
             how: How::Unacked,
             rtos,
             probes: 0,
@@ -266,7 +286,7 @@ mod tests {
             is_full_size: false,
             is_answered: false,
             is_used: true,
-            user_timeout: None,
+            settings: Settings::default(),
             process: None,
         }
     }

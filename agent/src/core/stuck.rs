@@ -1,11 +1,9 @@
 //! Evidence of connections whose requests fail, and of others to the same service that do better.
 
-use std::net::{IpAddr, SocketAddr};
-
 use serde::{Deserialize, Serialize};
-use tuplewatch_common::address::FourTuple;
+use tuplewatch_common::address::Role;
 
-use super::observation::address;
+use super::ends::Ends;
 
 /// Connections to one service whose requests fail, and what goes well beside them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,22 +41,6 @@ pub struct StuckEvidence {
 pub const UNSEEN: &str = "TLS, HTTP/2 and gRPC have no status line that could be read: connections that speak \
                           them are not judged";
 
-/// The command that closes the socket with these ends, to be run in its network namespace.
-#[must_use]
-pub fn close_command(local: SocketAddr, peer: SocketAddr) -> String {
-    let host = |address: IpAddr| match address {
-        IpAddr::V4(v4) => v4.to_string(),
-        IpAddr::V6(v6) => format!("'[{v6}]'"),
-    };
-    format!(
-        "ss -K dst {} dport = {} src {} sport = {}",
-        host(peer.ip()),
-        peer.port(),
-        host(local.ip()),
-        local.port()
-    )
-}
-
 /// What became of such a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -71,27 +53,12 @@ pub enum Became {
     Closed,
 }
 
-/// `192.0.2.1:40000 → 203.0.113.10:80`.
-#[must_use]
-pub fn ends(client: SocketAddr, server: SocketAddr) -> String {
-    format!("{client} → {server}")
-}
-
 /// A connection whose requests fail.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StuckConnection {
-    /// Who sends the requests.
-    #[serde(rename = "client.address")]
-    pub client_address: IpAddr,
-    /// From which port.
-    #[serde(rename = "client.port")]
-    pub client_port: u16,
-    /// Who answers them.
-    #[serde(rename = "server.address")]
-    pub server_address: IpAddr,
-    /// On which port.
-    #[serde(rename = "server.port")]
-    pub server_port: u16,
+    /// Its ends.
+    #[serde(flatten)]
+    pub ends: Ends,
     /// Seconds since it was opened; `null` if it is older than the agent.
     pub age_seconds: Option<f64>,
     /// Requests seen on it.
@@ -115,48 +82,22 @@ impl StuckConnection {
     /// The same with the command that closes its socket.
     #[must_use]
     pub fn with_command(mut self) -> Self {
-        self.close = (self.became == Became::Failing).then(|| {
-            close_command(
-                SocketAddr::new(self.client_address, self.client_port),
-                SocketAddr::new(self.server_address, self.server_port),
-            )
-        });
+        self.close =
+            (self.became == Became::Failing).then(|| self.ends.close_command(Role::Initiator));
         self
-    }
-
-    /// The connection as the tables have it.
-    #[must_use]
-    pub fn tuple(&self) -> FourTuple {
-        FourTuple {
-            initiator: address(self.client_address),
-            responder: address(self.server_address),
-            initiator_port: self.client_port,
-            responder_port: self.server_port,
-            pad: 0,
-        }
-    }
-
-    /// `192.0.2.1:40000 → 203.0.113.10:80`.
-    #[must_use]
-    pub fn ends(&self) -> String {
-        ends(
-            SocketAddr::new(self.client_address, self.client_port),
-            SocketAddr::new(self.server_address, self.server_port),
-        )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tuplewatch_common::address::FourTuple;
+
     use super::*;
 
     #[test]
-    fn the_command_names_one_socket() {
+    fn only_one_that_fails_is_to_be_closed() {
         let connection = StuckConnection {
-            client_address: "192.0.2.1".parse().unwrap(),
-            client_port: 40_000,
-            server_address: "203.0.113.10".parse().unwrap(),
-            server_port: 80,
+            ends: Ends::of(&FourTuple::default()),
             age_seconds: None,
             requests: 5,
             failures: 5,
@@ -167,20 +108,8 @@ mod tests {
             close: None,
         };
         let mut connection = connection.with_command();
-        assert_eq!(
-            connection.close.as_deref(),
-            Some("ss -K dst 203.0.113.10 dport = 80 src 192.0.2.1 sport = 40000")
-        );
-        connection.server_address = "2001:db8::10".parse().unwrap();
-        let mut connection = connection.with_command();
-        let command = connection.close.clone().unwrap();
-        assert!(command.starts_with("ss -K dst '[2001:db8::10]' dport = 80"));
+        assert!(connection.close.is_some());
         connection.became = Became::Closed;
-        let connection = connection.with_command();
-        assert_eq!(connection.close, None);
-        assert_eq!(
-            connection.ends(),
-            "192.0.2.1:40000 → [2001:db8::10]:80".to_owned()
-        );
+        assert_eq!(connection.with_command().close, None);
     }
 }

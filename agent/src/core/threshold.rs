@@ -227,6 +227,9 @@ thresholds! {
         min_refused: u64 = 3;
         /// Nothing is said before: a network balancer takes three minutes to send new connections elsewhere.
         grace: Duration = seconds(180);
+        /// Where a change of placement is known (`placements`): nothing is said before. Balancers drain for
+        /// 300 s by default.
+        placed: Duration = seconds(300);
         /// An old connection was used so lately that requests still ride on it.
         quiet: Duration = seconds(60);
     }

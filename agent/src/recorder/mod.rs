@@ -31,7 +31,6 @@ use crate::{
     core::{
         alert::{Alert, State},
         report::Change,
-        stuck::StuckConnection,
         time::Moment,
     },
     sink::WallClock,
@@ -226,7 +225,7 @@ impl Drop for Recorder {
 fn stuck(alert: &Alert) -> Vec<FourTuple> {
     let stuck = alert.finding.evidence.stuck.iter();
     let connections = stuck.flat_map(|stuck| &stuck.connections);
-    connections.map(StuckConnection::tuple).collect()
+    connections.map(|c| c.ends.tuple()).collect()
 }
 
 fn alerts(changes: &[Change]) -> impl Iterator<Item = &Alert> {

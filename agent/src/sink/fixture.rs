@@ -20,11 +20,13 @@ use crate::core::{
     budget::{Budget, BudgetSource, Holder, Outlook, SearchEvidence},
     counters::CounterEvidence,
     egress::EgressUse,
+    ends::Ends,
     finding::{
         CollisionEvidence, Confidence, Evidence, Finding, LossEvidence, OpenedBy, Pool, RuledOut,
         Sample, Severity, Verdict,
     },
     idle::{IdleConnection, IdleEvidence, ResetBy},
+    placement::{PlacementEvidence, RidingConnection},
     report::{Change, Overview, SpaceReport, Totals},
     stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
@@ -170,6 +172,7 @@ pub(crate) fn finding() -> Finding {
             stuck: Some(stuck()),
             stall: Some(stall()),
             idle: Some(idle()),
+            placement: Some(placement()),
             egress: Some(egress()),
             counters: vec![CounterEvidence {
                 name: "TCPSYNChallenge".into(),
@@ -218,6 +221,15 @@ pub(crate) fn finding() -> Finding {
     }
 }
 
+fn ends(client_port: u16) -> Ends {
+    Ends {
+        client_address: std::net::IpAddr::from([198, 51, 100, 7]),
+        client_port,
+        server_address: std::net::IpAddr::from([203, 0, 113, 10]),
+        server_port: 443,
+    }
+}
+
 /// Connections whose requests fail.
 fn stuck() -> StuckEvidence {
     StuckEvidence {
@@ -234,10 +246,7 @@ fn stuck() -> StuckEvidence {
         same_kind_served: true,
         connections: vec![
             StuckConnection {
-                client_address: std::net::IpAddr::from([198, 51, 100, 7]),
-                client_port: 45_328,
-                server_address: std::net::IpAddr::from([203, 0, 113, 10]),
-                server_port: 443,
+                ends: ends(45_328),
                 age_seconds: Some(24.6),
                 requests: 14,
                 failures: 14,
@@ -265,10 +274,7 @@ fn stall() -> StallEvidence {
         newer_stalled: 1,
         newer_for_seconds: Some(13.5),
         connections: vec![StallConnection {
-            client_address: std::net::IpAddr::from([198, 51, 100, 7]),
-            client_port: 41_490,
-            server_address: std::net::IpAddr::from([203, 0, 113, 10]),
-            server_port: 443,
+            ends: ends(41_490),
             age_seconds: Some(34.1),
             stalled_seconds: 14.2,
             unacked_bytes: 112,
@@ -290,6 +296,7 @@ fn stall() -> StallEvidence {
 fn idle() -> IdleEvidence {
     IdleEvidence {
         killed: 4,
+        in_silence: 1,
         killed_sooner: 1,
         shortest_killed_seconds: 352.4,
         longest_killed_seconds: 871.0,
@@ -300,22 +307,40 @@ fn idle() -> IdleEvidence {
         reset_by: Some(ResetBy::Middlebox),
         keep_alive_seconds: 173.0,
         connections: vec![IdleConnection {
-            client_address: std::net::IpAddr::from([198, 51, 100, 7]),
-            client_port: 45_330,
-            server_address: std::net::IpAddr::from([203, 0, 113, 10]),
-            server_port: 443,
+            ends: ends(45_330),
             age_seconds: Some(4012.7),
             idle_seconds: 352.4,
             ago_seconds: 3.2,
             probe: false,
+            in_silence: true,
             reset_by: Some(ResetBy::Middlebox),
             pid: Some(4711),
             command: Some("curl".into()),
             keep_alive: Some(true),
             keep_alive_seconds: Some(7200.0),
             user_timeout_seconds: Some(0.0),
+            close: Some(ends(45_330).close_command(Role::Initiator)),
         }],
-        unseen: "connections that vanish without an RST".into(),
+        unseen: "who gives up within seconds".into(),
+    }
+}
+
+/// Requests on a place that a service has left.
+fn placement() -> PlacementEvidence {
+    PlacementEvidence {
+        service: "203.0.113.10:443".into(),
+        since_seconds: 412.5,
+        left: true,
+        answered: 2,
+        woken: 3,
+        active: 4,
+        connections: vec![RidingConnection {
+            ends: ends(45_331),
+            age_seconds: Some(3012.5),
+            requests: 212,
+            answered_ago_seconds: 1.5,
+            close: ends(45_331).close_command(Role::Initiator),
+        }],
     }
 }
 

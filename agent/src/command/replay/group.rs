@@ -408,11 +408,13 @@ impl FoundSoFar {
 }
 
 /// What the packets that show it are.
-const fn about(finding: &Finding) -> About {
+fn about(finding: &Finding) -> About {
+    let idle = finding.evidence.idle.as_ref();
     match finding.verdict {
         _ if finding.evidence.stuck.is_some() => About::Failures,
         _ if finding.evidence.stall.is_some() => About::InVain,
-        _ if finding.evidence.idle.is_some() => About::Rests,
+        _ if idle.is_some_and(|idle| idle.in_silence > 0) => About::Silence,
+        _ if idle.is_some() => About::Rests,
         Verdict::L4ReuseInTimeWait
         | Verdict::TupleCollision
         | Verdict::HalfOpenReconnect

@@ -20,7 +20,7 @@ use self::{
     report::{Json, Report, Text},
     value::{Time, parse_end, parse_local, parse_setting, parse_time},
 };
-use super::Failure;
+use super::{Failure, flags};
 use crate::{
     config,
     core::{egress::Egress, rules::Rules, time::Moment},
@@ -75,6 +75,9 @@ pub struct ReplayArgs {
     /// does. No other one is read.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Which endpoints serve a service no more, as docs/placements.md describes.
+    #[arg(long, value_name = "FILE")]
+    placements: Option<PathBuf>,
     /// Set a threshold, such as l4_reuse.min_refused=3 (repeat for several; a wrong name lists all).
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_setting)]
     settings: Vec<String>,
@@ -188,6 +191,7 @@ impl ReplayArgs {
         let wrong = |error| Failure { code: 78, error };
         let mut rules = Rules::default();
         let mut egress = Egress::default();
+        let mut placements = self.placements.clone();
         if let Some(path) = &self.config {
             let loaded = config::load(Some(path), &BTreeMap::new(), Vec::new())
                 .map_err(|problems| wrong(problems.into()))?;
@@ -195,10 +199,14 @@ impl ReplayArgs {
                 warn!("{warning}");
             }
             rules = loaded.config.rules(&WallClock::capture());
+            placements = placements.or_else(|| loaded.config.placements.clone());
             egress = loaded
                 .config
                 .egress()
                 .map_err(|error| wrong(anyhow::Error::msg(error)))?;
+        }
+        if let Some(file) = flags::placements(placements.as_deref())? {
+            rules.placements = file.placements(&WallClock::capture());
         }
         for setting in &self.settings {
             rules.thresholds.set(setting).map_err(anyhow::Error::msg)?;

@@ -95,6 +95,20 @@ const fn own(
     }
 }
 
+fn path_or_off(path: Option<&PathBuf>) -> String {
+    path.map_or_else(|| "off".to_owned(), |path| path.display().to_string())
+}
+
+fn given_path(given: Given) -> Result<Option<PathBuf>, String> {
+    match given {
+        Given::Text(text) if text.starts_with('/') => Ok(Some(PathBuf::from(text))),
+        Given::Text(text) if text != "off" => {
+            Err(format!("`{text}` is not an absolute path, nor `off`"))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// All of them, in the order of the documentation.
 pub(super) const OWN: &[Own] = &[
     own(
@@ -230,20 +244,9 @@ pub(super) const OWN: &[Own] = &[
         "a directory, or `off`",
         "Where the packets behind an alert are written when it fires: headers only, as pcapng. See docs/recorder.md.",
         (
-            |c| {
-                Given::Text(match &c.recorder.dir {
-                    Some(path) => path.display().to_string(),
-                    None => "off".to_owned(),
-                })
-            },
+            |c| Given::Text(path_or_off(c.recorder.dir.as_ref())),
             |c, given| {
-                c.recorder.dir = match given {
-                    Given::Text(text) if text.starts_with('/') => Some(PathBuf::from(text)),
-                    Given::Text(text) if text != "off" => {
-                        return Err(format!("`{text}` is not an absolute path, nor `off`"));
-                    }
-                    _ => None,
-                };
+                c.recorder.dir = given_path(given)?;
                 Ok(())
             },
         ),
@@ -270,6 +273,20 @@ pub(super) const OWN: &[Own] = &[
             recorder.memory,
             |t| bounded(t, 1 << 20..=1 << 30),
             |b: &u64| size(*b)
+        ),
+    ),
+    own(
+        "placements",
+        "--placements",
+        Kind::Text,
+        "an absolute path, or `off`",
+        "The file that tells which endpoints serve a service no more; read again when it changes. See docs/placements.md.",
+        (
+            |c| Given::Text(path_or_off(c.placements.as_ref())),
+            |c, given| {
+                c.placements = given_path(given)?;
+                Ok(())
+            },
         ),
     ),
     own(

@@ -2,33 +2,81 @@
 //! more, while new ones to the same place are established. And what resembles it: a path that is down for
 //! all, a path that loses full-size segments only, and a peer that does not read.
 
+mod down;
+mod told;
+
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use tuplewatch_common::address::{PortSpaceKey, Role};
 
+use self::down::Down;
 use super::{
-    Context,
-    words::{count, opener, seconds},
+    Context, idle_killed,
+    words::{count, opener},
 };
 use crate::core::{
     black_hole::{RESTS_ON, StallConnection, StallEvidence},
-    finding::{Confidence, Evidence, Finding, OpenedBy, RuledOut, Severity, Verdict},
-    observation::{ip, place},
+    finding::{Evidence, Finding, OpenedBy},
+    idle::Killed,
+    observation::ip,
     report::Totals,
-    stalled::{Group, How, Known, Over},
+    stalled::{Group, How, Known, Over, Stalled},
     threshold::BlackHoled as Rules,
     time::Moment,
 };
 
+/// Shorter pauses are no rest.
+const REST: Duration = Duration::from_secs(1);
 /// Connections shown in a finding.
 const SHOWN: usize = 16;
 /// Processes shown.
 const PROCESSES: usize = 5;
 
-/// Judges each port space with connections that make no progress.
+/// Connections that get nothing through since the first segment after a rest, while new ones do.
+pub fn in_silence(context: &Context<'_>) -> Vec<Killed> {
+    let mut all = Vec::new();
+    for (key, group) in context.tables.stalls.all() {
+        let context = &context.at(key);
+        let judged = Judged::of(context, key, group);
+        if judged.meaning() == Meaning::BlackHoled {
+            let tried = judged.dead.iter().filter(|known| known.tried_since());
+            all.extend(tried.filter_map(|known| ended(&known.stalled)));
+        }
+    }
+    all
+}
+
+/// The connection as one that ended in silence, if it rested before.
+fn ended(stalled: &Stalled) -> Option<Killed> {
+    let idle = stalled.rest().filter(|rest| *rest >= REST)?;
+    let process = stalled.process.as_ref();
+    let mut command = [0; 16];
+    let name = process.and_then(|process| process.command.as_deref());
+    for (to, from) in command.iter_mut().zip(name.unwrap_or_default().bytes()) {
+        *to = from;
+    }
+    Some(Killed {
+        tuple: stalled.connection,
+        role: stalled.role,
+        point: stalled.point as u8,
+        at: stalled.since,
+        idle,
+        opened: stalled.opened,
+        pid: process.map_or(0, |process| process.pid),
+        command,
+        closed_before: false,
+        by_probe: stalled.how == How::Silent,
+        in_silence: true,
+        reset_by: None,
+        settings: stalled.settings,
+    })
+}
+
+/// Judges each port space with connections that make no progress. Those that a known idle time explains are told
+/// by that rule.
 pub fn black_holed(context: &Context<'_>) -> Vec<Finding> {
     let stalls = &context.tables.stalls;
     let mut findings = Vec::new();
@@ -36,6 +84,9 @@ pub fn black_holed(context: &Context<'_>) -> Vec<Finding> {
     for (key, group) in stalls.all() {
         let context = &context.at(key);
         let judged = Judged::of(context, key, group);
+        if judged.is_explained() {
+            continue;
+        }
         if key.role == Role::Responder as u8 && judged.meaning() == Meaning::PathDown {
             down.add(&judged);
         } else {
@@ -52,10 +103,11 @@ pub fn refresh(context: &Context<'_>, key: &PortSpaceKey) -> Option<(Finding, bo
     let judged = Judged::of(context, key, group);
     let resolve = context.thresholds.alert.resolve;
     let lately = |at: Moment| context.now.since(at) < resolve;
-    let goes_on = !judged.dead.is_empty()
-        || group
-            .over()
-            .any(|over| lately(over.at) && judged.is_dead(&over.known, over.at));
+    let told = idle_killed::told_in_silence(context, key);
+    let is_other = |known: &Known| !told.contains(&known.stalled.connection);
+    let mut over = group.over().filter(|over| lately(over.at));
+    let goes_on = judged.dead.iter().any(|known| is_other(known))
+        || over.any(|over| judged.is_dead(&over.known, over.at) && is_other(&over.known));
     Some((judged.told(), goes_on))
 }
 
@@ -206,6 +258,16 @@ impl<'a> Judged<'a> {
         Meaning::BlackHoled
     }
 
+    /// The dead ones are told as connections that something in between has forgotten.
+    fn is_explained(&self) -> bool {
+        if self.dead.is_empty() {
+            return false;
+        }
+        let told = idle_killed::told_in_silence(self.context, self.key);
+        let is_told = |known: &&Known| told.contains(&known.stalled.connection);
+        self.dead.iter().all(is_told)
+    }
+
     /// Others than the stalled ones may be other hosts' behind the same address.
     fn is_public_client(&self) -> bool {
         self.key.role == Role::Responder as u8 && is_public(ip(&self.key.initiator))
@@ -218,186 +280,6 @@ impl<'a> Judged<'a> {
             Meaning::Mtu => Some(self.mtu()),
             Meaning::ZeroWindow => Some(self.zero_window()),
             Meaning::Open => None,
-        }
-    }
-
-    fn told(&self) -> Finding {
-        let (context, rules) = (self.context, self.rules());
-        let evidence = self.evidence(&self.dead);
-        let with_data = |known: &&&Known| known.stalled.how == How::Unacked;
-        let failing = self.dead.iter().filter(with_data);
-        let longest = failing.clone().map(|known| self.lasts(known)).max();
-        let is_critical = longest.is_some_and(|longest| longest >= rules.critical_after)
-            || failing.count() >= rules.critical_sockets.max(1) as usize;
-        let is_sure = self.key.role != Role::Responder as u8
-            && self.dead.iter().any(|known| !known.stalled.is_full_size);
-        let of_them = if evidence.stalled == 0 {
-            let over = count(evidence.over.into(), "established connection");
-            format!("{over} got nothing through, which is over")
-        } else {
-            format!(
-                "{} nothing through for {} ({} not acknowledged)",
-                get(self.dead.len()),
-                seconds(evidence.longest_seconds),
-                count(evidence.unacked_bytes, "byte"),
-            )
-        };
-        let summary = format!(
-            "{}: {of_them}, while {} established since",
-            place(self.key),
-            were(evidence.newer),
-        );
-        let since = self.first().map(|first| first.stalled.since);
-        Finding {
-            verdict: Verdict::BlackHoled,
-            space: *self.key,
-            since: since.unwrap_or(context.now),
-            severity: if is_critical {
-                Severity::Critical
-            } else {
-                Severity::Warning
-            },
-            confidence: if is_sure {
-                Confidence::High
-            } else {
-                Confidence::Medium
-            },
-            ruled_out: self.ruled_out(&evidence),
-            opened_by: self.opened_by(),
-            remedy: remedy(&evidence, self.key),
-            evidence: with(context, evidence),
-            summary,
-        }
-    }
-
-    fn ruled_out(&self, evidence: &StallEvidence) -> Vec<RuledOut> {
-        let large = self.dead.iter().filter(|k| k.stalled.is_full_size).count();
-        let attempts = self.dead.iter().map(|known| known.stalled.attempts()).max();
-        let mut ruled_out = vec![
-            RuledOut {
-                name: Verdict::PathDown.name(),
-                why: format!(
-                    "{} established since, {} of which stall",
-                    were(evidence.newer),
-                    evidence.newer_stalled
-                ),
-            },
-            RuledOut {
-                name: Verdict::MtuBlackHole.name(),
-                why: if large == self.dead.len() && large > 0 {
-                    "what is lost is of full size, but no newer connection stalls on such a segment and \
-                     the peer is silent"
-                        .to_owned()
-                } else {
-                    format!(
-                        "{} of {} wait for less than a full segment",
-                        self.dead.len() - large,
-                        self.dead.len()
-                    )
-                },
-            },
-            RuledOut {
-                name: Verdict::ZeroWindow.name(),
-                why: if self.dead.iter().any(|known| known.stalled.is_answered) {
-                    "the peer is heard, but it acknowledges nothing".to_owned()
-                } else {
-                    "the peer does not answer at all".to_owned()
-                },
-            },
-            RuledOut {
-                name: Verdict::PacketLoss.name(),
-                why: format!(
-                    "one of them was sent {} times in a row in vain",
-                    attempts.unwrap_or(0) + 1
-                ),
-            },
-        ];
-        if self.key.role == Role::Responder as u8 {
-            ruled_out.push(RuledOut {
-                name: "client_gone",
-                why: "not ruled out here: a host behind that address that vanished while others open \
-                      connections looks the same"
-                    .to_owned(),
-            });
-        }
-        ruled_out
-    }
-
-    fn path_down(&self) -> Finding {
-        let (opens, established, stalled) = self.newer();
-        let others = match (opens, established) {
-            (0, 0) => "nobody has opened another one since".to_owned(),
-            (_, 0) => format!("none of {} since was established", count(opens, "open")),
-            _ => format!("{stalled} of {established} established since get nothing through either"),
-        };
-        let summary = format!(
-            "{}: {} nothing through, and {others}",
-            place(self.key),
-            get(self.dead.len())
-        );
-        self.look_alike(
-            Verdict::PathDown,
-            &self.dead,
-            summary,
-            "Look at the path and at the host at its other end: no connection gets anything through.",
-        )
-    }
-
-    fn mtu(&self) -> Finding {
-        let those = if self.dead.is_empty() {
-            &self.large
-        } else {
-            &self.dead
-        };
-        let summary = format!(
-            "{}: {} no segment of full size through, while small ones pass: a link on the way carries less \
-             than this path is thought to, and its ICMP messages do not arrive",
-            place(self.key),
-            get(those.len()),
-        );
-        self.look_alike(
-            Verdict::MtuBlackHole,
-            those,
-            summary,
-            "Let ICMP `fragmentation needed` and `packet too big` through, lower the MTU of the interface or \
-             clamp the MSS, or set net.ipv4.tcp_mtu_probing=1.",
-        )
-    }
-
-    fn zero_window(&self) -> Finding {
-        let summary = format!(
-            "{}: {} nothing through because the peer's window is closed; it answers, so it lives and does \
-             not read",
-            place(self.key),
-            get(self.closed.len()),
-        );
-        self.look_alike(
-            Verdict::ZeroWindow,
-            &self.closed,
-            summary,
-            "Look at the peer's program: it does not read what was sent.",
-        )
-    }
-
-    fn look_alike(
-        &self,
-        verdict: Verdict,
-        those: &[&Known],
-        summary: String,
-        remedy: &str,
-    ) -> Finding {
-        let since = those.iter().map(|known| known.stalled.since).min();
-        Finding {
-            verdict,
-            space: *self.key,
-            since: since.unwrap_or(self.context.now),
-            severity: Severity::Info,
-            confidence: Confidence::High,
-            evidence: with(self.context, self.evidence(those)),
-            ruled_out: Vec::new(),
-            opened_by: self.opened_by(),
-            summary,
-            remedy: remedy.to_owned(),
         }
     }
 
@@ -445,70 +327,6 @@ impl<'a> Judged<'a> {
     }
 }
 
-/// Paths to clients that are down, by the port of this host: on a public server some always are, and one
-/// line for all of them is enough.
-#[derive(Default)]
-struct Down(BTreeMap<PortSpaceKey, (Moment, u32, StallEvidence)>);
-
-impl Down {
-    fn add(&mut self, judged: &Judged<'_>) {
-        let key = PortSpaceKey {
-            initiator: [0; 16],
-            ..*judged.key
-        };
-        let new = judged.evidence(&judged.dead);
-        let since = judged
-            .first()
-            .map_or(judged.context.now, |k| k.stalled.since);
-        let (first, clients, all) = self
-            .0
-            .entry(key)
-            .or_insert_with(|| (since, 0, StallEvidence::default()));
-        *first = since.min(*first);
-        *clients += 1;
-        all.stalled += new.stalled;
-        all.unacked_bytes += new.unacked_bytes;
-        all.longest_seconds = all.longest_seconds.max(new.longest_seconds);
-        all.newer_opens += new.newer_opens;
-        all.newer += new.newer;
-        all.newer_stalled += new.newer_stalled;
-        let room = SHOWN.saturating_sub(all.connections.len());
-        all.connections
-            .extend(new.connections.into_iter().take(room));
-        all.rests_on = new.rests_on;
-    }
-
-    fn findings(self, context: &Context<'_>) -> Vec<Finding> {
-        let finding =
-            |(space, (since, clients, evidence)): (PortSpaceKey, (_, u32, StallEvidence))| {
-                Finding {
-                    verdict: Verdict::PathDown,
-                    space,
-                    since,
-                    severity: Severity::Info,
-                    confidence: Confidence::High,
-                    summary: format!(
-                        "{}: {} of {} nothing through, and nothing new has come from there since",
-                        place(&space),
-                        get(evidence.stalled as usize),
-                        count(clients.into(), "client"),
-                    ),
-                    evidence: with(context, evidence),
-                    ruled_out: Vec::new(),
-                    opened_by: Vec::new(),
-                    remedy: "Clients have vanished, or the path to them is down.".to_owned(),
-                }
-            };
-        self.0.into_iter().map(finding).collect()
-    }
-}
-
-/// `3 new connections were`.
-fn were(n: u64) -> String {
-    let verb = if n == 1 { "was" } else { "were" };
-    format!("{} {verb}", count(n, "new connection"))
-}
-
 /// `3 established connections get`.
 fn get(n: usize) -> String {
     let verb = if n == 1 { "gets" } else { "get" };
@@ -534,51 +352,4 @@ fn is_public(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => !(v6.is_unique_local() || v6.is_loopback() || v6.is_unicast_link_local()),
     }
-}
-
-fn remedy(evidence: &StallEvidence, key: &PortSpaceKey) -> String {
-    let mut text = String::new();
-    let stalled: Vec<&StallConnection> = evidence
-        .connections
-        .iter()
-        .filter(|connection| !connection.over)
-        .collect();
-    let commands: Vec<&str> = stalled
-        .iter()
-        .filter_map(|connection| connection.close.as_deref())
-        .take(2)
-        .collect();
-    if !commands.is_empty() {
-        let holders: Vec<String> = stalled.iter().filter_map(|c| c.holder()).collect();
-        let whose = holders.first().map_or_else(
-            || "of its process".to_owned(),
-            |holder| format!("of {holder}"),
-        );
-        text.push_str(&format!(
-            "Close these sockets, in the network namespace {whose}, so that the next request opens a new \
-             connection: {}{}. ",
-            commands.join("; "),
-            if (evidence.stalled as usize) > commands.len() {
-                "; the others likewise"
-            } else {
-                ""
-            }
-        ));
-    }
-    let timeout = stalled.iter().find_map(|c| c.user_timeout_seconds);
-    let has = match timeout {
-        Some(0.0) => " (this socket has none)".to_owned(),
-        Some(timeout) => format!(" (this socket has {})", seconds(timeout)),
-        None => String::new(),
-    };
-    text.push_str(&format!(
-        "By itself Linux gives up after 15 minutes or more (net.ipv4.tcp_retries2=15). So that it cannot \
-         last: set TCP_USER_TIMEOUT on the sockets{has}, which also ends what keep-alive probes do not, \
-         because they are not sent while data waits; or lower net.ipv4.tcp_retries2 (8 gives up after some \
-         100 s); and give connections a maximum age.",
-    ));
-    if key.role == Role::Responder as u8 {
-        text.push_str(" The client's side waits likewise: look there for a balancer or NAT that lost the connection.");
-    }
-    text
 }

@@ -1,7 +1,11 @@
 //! Signature `stuck_keepalive`, cause `draining`: an endpoint takes no new connections any more, and requests still
 //! ride on the old ones. Nothing fails yet; it will when the endpoint ends.
 
+mod placed;
+
 use tuplewatch_common::address::{Point, PortSpaceKey, Role};
+
+pub use placed::{placed, refresh as refresh_placed};
 
 use super::{
     Context, View,
@@ -88,7 +92,11 @@ fn takes_none(context: &Context<'_>, view: &View<'_>) -> bool {
 
 /// Every new connection is refused for long, and the old ones are still used.
 pub fn draining(context: &Context<'_>, view: &View<'_>) -> Option<Finding> {
-    if view.key.role != Role::Initiator as u8 || !takes_none(context, view) {
+    // What is known from outside tells more.
+    if view.key.role != Role::Initiator as u8
+        || placed::is_placed(context, view.key)
+        || !takes_none(context, view)
+    {
         return None;
     }
     Riding::of(context, view.key)

@@ -1,6 +1,6 @@
 //! Signature `stuck_keepalive`, cause `idle_killed`: connections are reset by the first segment after an idle
-//! time, and always when that was longer than any other that was survived: something in between forgets
-//! them. And what resembles it: a peer that closes idle connections itself, and a request that crosses
+//! time, or get no answer from then on, and always when that was longer than any other that was survived:
+//! something in between forgets them. And what resembles it: a peer that closes idle connections itself, and a request that crosses
 //! its FIN (`keepalive_race`).
 
 #[cfg(test)]
@@ -8,7 +8,7 @@ mod tests;
 
 use std::time::Duration;
 
-use tuplewatch_common::address::{PortSpaceKey, Role};
+use tuplewatch_common::address::{FourTuple, PortSpaceKey, Role};
 
 use super::{
     Context,
@@ -16,9 +16,9 @@ use super::{
     words::{command, count, place, seconds},
 };
 use crate::core::{
+    ends::Ends,
     finding::{Confidence, Evidence, Finding, OpenedBy, RuledOut, Severity, Verdict},
-    idle::{Idle, IdleConnection, IdleEvidence, Killed, ResetBy},
-    observation::ip,
+    idle::{self, Idle, IdleConnection, IdleEvidence, Killed, ResetBy},
     threshold,
     time::Moment,
 };
@@ -32,7 +32,7 @@ const WIDE: f64 = 5.0;
 /// Connections that woke and lived, for a single reset to say something.
 const SURVIVORS: u64 = 3;
 
-/// Judges each service in which something was reset after a rest.
+/// Judges each service in which something was lost after a rest.
 pub fn idle_killed(context: &Context<'_>) -> Vec<Finding> {
     let troubled = context.tables.idles.troubled();
     troubled
@@ -52,15 +52,50 @@ pub fn refresh(context: &Context<'_>, key: &PortSpaceKey) -> Option<(Finding, bo
     let idle = context.tables.idles.get(key)?;
     let step = Step::of(context, idle);
     let latest = step.killed.last()?;
-    let goes_on = context.now.since(latest.at) < context.thresholds.alert.resolve;
+    let goes_on = context.now.since(latest.at) < context.thresholds.alert.resolve
+        || step.killed.iter().any(|killed| hangs(context, killed));
     Some((finding(context, key, idle, &step), goes_on))
+}
+
+/// Connections of a port space that ended in silence, if that is told.
+pub fn told_in_silence(context: &Context<'_>, space: &PortSpaceKey) -> Vec<FourTuple> {
+    let tuple = FourTuple {
+        initiator: space.initiator,
+        responder: space.responder,
+        responder_port: space.responder_port,
+        ..FourTuple::default()
+    };
+    let key = idle::service(&tuple, Role::from_u8(space.role), space.point);
+    let Some(idle) = context.tables.idles.get(&key) else {
+        return Vec::new();
+    };
+    if !idle.killed.iter().any(|killed| killed.in_silence) {
+        return Vec::new();
+    }
+    let context = &context.at(&key);
+    let step = Step::of(context, idle);
+    if !step.is_told(context) {
+        return Vec::new();
+    }
+    let silent = step.killed.iter().filter(|killed| killed.in_silence);
+    silent.map(|killed| killed.tuple).collect()
+}
+
+/// It still waits for an answer.
+fn hangs(context: &Context<'_>, killed: &Killed) -> bool {
+    killed.in_silence
+        && context
+            .tables
+            .stalls
+            .live(&killed.tuple, killed.role)
+            .is_some()
 }
 
 /// Idle times that were survived, and those that were not.
 struct Step<'a> {
-    /// Connections reset after a longer rest than any other survived, in the order of time.
+    /// Connections lost after a longer rest than any other survived, in the order of time.
     killed: Vec<&'a Killed>,
-    /// Connections reset after a shorter one.
+    /// Connections lost after a shorter one.
     sooner: u32,
     /// The longest rest survived.
     survived: Duration,
@@ -208,31 +243,36 @@ fn finding(context: &Context<'_>, key: &PortSpaceKey, idle: &Idle, step: &Step<'
         Some(ResetBy::Peer) => "; the RST has the peer's own TTL",
         None => "",
     };
-    let of_them = match evidence.killed {
-        1 => "1 connection was".to_owned(),
-        n => format!("{n} connections were"),
-    };
+    let lost = lost(evidence.killed, evidence.in_silence);
     let summary = format!(
-        "{}: {of_them} reset by the first segment after an idle time of {} to {}, while others lived through \
-         up to {}: idle connections are forgotten {after}{by}",
+        "{}: {lost} the first segment after an idle time of {} to {}, while others lived through up to {}: idle \
+         connections are forgotten {after}{by}",
         place(key),
         seconds(evidence.shortest_killed_seconds),
         seconds(evidence.longest_killed_seconds),
         seconds(evidence.longest_survived_seconds),
     );
+    // A host that vanished behind the client's address is silent too.
+    let maybe_gone = key.role == Role::Responder as u8 && evidence.in_silence > 0;
     let sure = evidence.timeout_seconds.is_some()
+        && !maybe_gone
         && evidence.killed >= context.thresholds.idle_killed.min_killed;
     Finding {
         verdict: Verdict::IdleKilled,
         space: *key,
         since: step.killed.first().map_or(context.now, |k| k.at),
-        severity: Severity::Warning,
+        // A reset is seen at once; who gets no answer waits.
+        severity: if step.killed.iter().any(|k| k.in_silence && !k.by_probe) {
+            Severity::Critical
+        } else {
+            Severity::Warning
+        },
         confidence: if sure {
             Confidence::High
         } else {
             Confidence::Medium
         },
-        ruled_out: ruled_out(idle, step),
+        ruled_out: ruled_out(idle, step, maybe_gone),
         opened_by: opened_by(context, step.killed.iter().copied()),
         remedy: remedy(&evidence),
         evidence: Evidence {
@@ -244,7 +284,18 @@ fn finding(context: &Context<'_>, key: &PortSpaceKey, idle: &Idle, step: &Step<'
     }
 }
 
-fn ruled_out(idle: &Idle, step: &Step<'_>) -> Vec<RuledOut> {
+/// `3 connections were reset by`.
+fn lost(killed: u32, in_silence: u32) -> String {
+    let of = count(killed.into(), "connection");
+    match (killed - in_silence.min(killed), in_silence) {
+        (1, 0) => format!("{of} was reset by"),
+        (_, 0) => format!("{of} were reset by"),
+        (0, _) => format!("{of} got no answer from"),
+        (_, n) => format!("{of} were reset by, or ({n} of them) got no answer from"),
+    }
+}
+
+fn ruled_out(idle: &Idle, step: &Step<'_>, maybe_gone: bool) -> Vec<RuledOut> {
     let mut all = vec![RuledOut {
         name: Verdict::KeepaliveRace.name(),
         why: format!(
@@ -252,6 +303,13 @@ fn ruled_out(idle: &Idle, step: &Step<'_>) -> Vec<RuledOut> {
             idle.races.len()
         ),
     }];
+    if maybe_gone {
+        all.push(RuledOut {
+            name: "client_gone",
+            why: "not ruled out here: hosts behind that address that vanish after a rest look the same"
+                .to_owned(),
+        });
+    }
     if step.killed.len() > 1 {
         all.push(RuledOut {
             name: Verdict::ServerDown.name(),
@@ -275,6 +333,8 @@ fn evidence(context: &Context<'_>, step: &Step<'_>) -> IdleEvidence {
     });
     IdleEvidence {
         killed: u32::try_from(step.killed.len()).unwrap_or(u32::MAX),
+        in_silence: u32::try_from(step.killed.iter().filter(|k| k.in_silence).count())
+            .unwrap_or(u32::MAX),
         killed_sooner: step.sooner,
         shortest_killed_seconds: step.shortest.as_secs_f64(),
         longest_killed_seconds: longest.unwrap_or_default().as_secs_f64(),
@@ -294,8 +354,9 @@ fn evidence(context: &Context<'_>, step: &Step<'_>) -> IdleEvidence {
 }
 
 /// What such a finding cannot see.
-const UNSEEN: &str = "idle connections that vanish without an RST end in silence, which is not counted here; what is \
-                      said on the connections is not looked at, so that TLS, HTTP/2 and gRPC are seen like any other";
+const UNSEEN: &str = "who gives up before the kernel has tried again some times (3 s) leaves no sign of a connection \
+                      that ended in silence; what is said on the connections is not looked at, so that TLS, HTTP/2 \
+                      and gRPC are seen like any other";
 
 fn connections(context: &Context<'_>, killed: &[&Killed]) -> Vec<IdleConnection> {
     let latest = killed.iter().rev().take(SHOWN);
@@ -303,21 +364,21 @@ fn connections(context: &Context<'_>, killed: &[&Killed]) -> Vec<IdleConnection>
         .map(|killed| {
             let since = |at: Moment| killed.at.since(at).as_secs_f64();
             let settings = &killed.settings;
+            let ends = Ends::of(&killed.tuple);
             IdleConnection {
-                client_address: ip(&killed.tuple.initiator),
-                client_port: killed.tuple.initiator_port,
-                server_address: ip(&killed.tuple.responder),
-                server_port: killed.tuple.responder_port,
+                ends,
                 age_seconds: killed.opened.map(since),
                 idle_seconds: killed.idle.as_secs_f64(),
                 ago_seconds: context.now.since(killed.at).as_secs_f64(),
                 probe: killed.by_probe,
+                in_silence: killed.in_silence,
                 reset_by: killed.reset_by,
                 pid: (killed.pid != 0).then_some(killed.pid),
                 command: (killed.pid != 0).then(|| command(&killed.command)),
                 keep_alive: settings.keep_alive,
                 keep_alive_seconds: settings.keep_alive_time.map(|t| t.as_secs_f64()),
                 user_timeout_seconds: settings.user_timeout.map(|t| t.as_secs_f64()),
+                close: hangs(context, killed).then(|| ends.close_command(killed.role)),
             }
         })
         .collect()
@@ -361,12 +422,13 @@ fn opened_by<'a>(context: &Context<'_>, killed: impl Iterator<Item = &'a Killed>
 
 fn remedy(evidence: &IdleEvidence) -> String {
     let every = evidence.keep_alive_seconds;
-    let mut text = format!(
+    let mut text = close(evidence);
+    text.push_str(&format!(
         "Send keep-alive probes before the connection is forgotten: SO_KEEPALIVE with TCP_KEEPIDLE {every:.0} on \
          the sockets; where they have SO_KEEPALIVE and set no time of their own, `sysctl -w \
          net.ipv4.tcp_keepalive_time={every:.0}` in their network namespace. Or close idle connections in the \
          pool before that, and send a request again when its connection is reset.",
-    );
+    ));
     let set = evidence
         .connections
         .iter()
@@ -376,12 +438,37 @@ fn remedy(evidence: &IdleEvidence) -> String {
     {
         text.push_str(&format!(" Now: {said}."));
     }
-    if set.is_some_and(|c| c.user_timeout_seconds == Some(0.0)) {
+    if evidence.in_silence > 0 {
+        text.push_str(
+            " Set TCP_USER_TIMEOUT too: those that get no answer wait for 15 minutes or more otherwise \
+             (net.ipv4.tcp_retries2=15).",
+        );
+    } else if set.is_some_and(|c| c.user_timeout_seconds == Some(0.0)) {
         text.push_str(
             " TCP_USER_TIMEOUT would also end those that a device forgets without a word.",
         );
     }
     text
+}
+
+/// How to end those that still wait for an answer.
+fn close(evidence: &IdleEvidence) -> String {
+    let commands: Vec<&str> = evidence
+        .connections
+        .iter()
+        .filter_map(|connection| connection.close.as_deref())
+        .collect();
+    match commands.as_slice() {
+        [] => String::new(),
+        [first, rest @ ..] => format!(
+            "Close the sockets that wait in vain, in the network namespace of their process: {first}{}. ",
+            if rest.is_empty() {
+                ""
+            } else {
+                "; the others likewise"
+            }
+        ),
+    }
 }
 
 /// The peer closes idle connections itself, and requests cross its FIN.

@@ -47,6 +47,7 @@ use super::{
     time::Moment,
 };
 
+pub use black_holed::in_silence;
 pub use neighbours::Look;
 pub use view::View;
 pub use words::command;
@@ -108,7 +109,7 @@ impl Rule {
 }
 
 /// Every rule, signatures first.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 19] = [
     Rule {
         finds: &[Verdict::L4ReuseInTimeWait],
         judge: Judge::Symptoms(port_exhaustion::l4_reuse_in_time_wait),
@@ -149,6 +150,10 @@ const RULES: [Rule; 18] = [
     Rule {
         finds: &[Verdict::Draining],
         judge: Judge::Symptoms(draining::draining),
+    },
+    Rule {
+        finds: &[Verdict::Draining],
+        judge: Judge::Host(draining::placed),
     },
     Rule {
         finds: &[Verdict::PinnedSuspect],
@@ -201,6 +206,9 @@ const REFRESH: [(Verdict, Refresh); 10] = [
     (Verdict::BlackHoled, black_holed::refresh),
     (Verdict::IdleKilled, idle_killed::refresh),
     (Verdict::Draining, |context, key| {
+        if key.initiator == [0; 16] {
+            return draining::refresh_placed(context, key);
+        }
         again(context, key, draining::describe, draining::goes_on)
     }),
     (Verdict::PinnedSuspect, pinned_suspect::refresh),

@@ -15,8 +15,9 @@ use super::{
     words::{count, opener},
 };
 use crate::core::{
+    ends::Ends,
     finding::{Confidence, Evidence, Finding, OpenedBy, RuledOut, Severity, Verdict},
-    observation::{Talk, ip, place},
+    observation::{Talk, place},
     service::Service,
     stuck::{Became, StuckConnection, StuckEvidence, UNSEEN},
     time::Moment,
@@ -391,10 +392,7 @@ fn connection(run: &Run<'_>, now: Moment) -> StuckConnection {
     let c = &run.talk.conversation;
     let opened = (c.opened_ns != 0).then_some(Moment(c.opened_ns));
     StuckConnection {
-        client_address: ip(&c.tuple.initiator),
-        client_port: c.tuple.initiator_port,
-        server_address: ip(&c.tuple.responder),
-        server_port: c.tuple.responder_port,
+        ends: Ends::of(&c.tuple),
         age_seconds: opened.map(|at| now.since(at).as_secs_f64()),
         requests: c.requests,
         failures: c.failures,

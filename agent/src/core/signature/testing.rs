@@ -180,6 +180,11 @@ impl Script {
         }
     }
 
+    /// A change of placement is known.
+    pub fn know(&mut self, placement: crate::core::placement::Placement) {
+        self.engine.set_placements(vec![placement]);
+    }
+
     /// This moment.
     pub const fn now(&self) -> Moment {
         self.now

@@ -182,6 +182,7 @@ fn figures(block: &mut Block, e: &Evidence) {
     figures::stuck(block, e);
     figures::stall(block, e);
     figures::idle(block, e);
+    figures::placement(block, e);
     figures::lost(block, e);
     figures::outcome(block, e);
     figures::ports(block, e);

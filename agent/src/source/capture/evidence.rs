@@ -220,6 +220,8 @@ pub enum About {
     InVain,
     /// RSTs after an idle time.
     Rests,
+    /// The same, and what was sent in vain.
+    Silence,
 }
 
 /// All exhibits, bounded.
@@ -438,12 +440,16 @@ impl Evidence {
                     && (key.responder_port == 0 || k.responder_port == key.responder_port)
                     && (key.role == Role::Unknown as u8 || k.role == key.role)
             })
-            .flat_map(|(_, e)| match about {
-                About::BareAcks => &e.refused,
-                About::SynsAgain => &e.again,
-                About::Failures => &e.failed,
-                About::InVain => &e.in_vain,
-                About::Rests => &e.killed,
+            .flat_map(|(_, e)| {
+                let (list, more) = match about {
+                    About::BareAcks => (&e.refused, None),
+                    About::SynsAgain => (&e.again, None),
+                    About::Failures => (&e.failed, None),
+                    About::InVain => (&e.in_vain, None),
+                    About::Rests => (&e.killed, None),
+                    About::Silence => (&e.killed, Some(&e.in_vain)),
+                };
+                list.iter().chain(more.into_iter().flatten())
             })
             .copied()
             .collect();

@@ -311,7 +311,7 @@ impl Observer {
         self.evidence.events_taken();
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
-        let stalled = self.stalls.list(&self.tables, now_ns);
+        let stalled = self.stalls.list(&self.tables, &self.rests, now_ns);
         let idle = self.rests.news();
         let answers = self.exchanges.news();
         let snapshot = Snapshot {

@@ -270,10 +270,23 @@ impl Rests {
                 ttl if ttl == observed.ttl => Some(ResetBy::Peer),
                 _ => Some(ResetBy::Middlebox),
             },
+            in_silence: false,
             settings: Settings::default(),
         };
         self.killed.push(killed);
         Some(killed)
+    }
+
+    /// How long a connection had rested before its `sender`'s end broke the silence, if nothing has answered
+    /// that so far.
+    #[must_use]
+    pub fn unanswered(&self, sender: &FourTuple) -> Option<Duration> {
+        let hash = sender.hash();
+        let waking = self.waking.get(&hash)?;
+        let known = self.places.get(hash as usize & (PLACES - 1))?.hash == hash;
+        let is_its = waking.by_lower == sender.initiator_is_lower();
+        (known && is_its && !waking.lives && !waking.closed)
+            .then(|| Duration::from_millis(waking.rest_ms.into()))
     }
 
     fn survived(&mut self, observed: &Observed, place: &Place, rest_ms: u32) {
@@ -400,6 +413,21 @@ mod tests {
         assert_eq!((killed.tuple, killed.opened), (shown.tuple, None));
         assert!(killed.by_probe);
         assert_eq!(killed.reset_by, Some(ResetBy::Peer));
+    }
+
+    #[test]
+    fn nobody_has_answered_since_it_rested() {
+        let mut shown = Shown::new().opened();
+        let tuple = shown.tuple;
+        let rested = |shown: &Shown| shown.rests.unanswered(&tuple);
+        assert_eq!(rested(&shown), None);
+        for ms in [13_002, 13_202, 13_602, 15_002] {
+            shown.send(ms, true, PSH_ACK, 100, 64);
+            assert_eq!(rested(&shown), Some(Duration::from_secs(13)));
+        }
+        assert_eq!(shown.rests.unanswered(&tuple.reversed()), None, "not ours");
+        shown.send(15_003, false, ACK, 0, 63);
+        assert_eq!(rested(&shown), None);
     }
 
     #[test]

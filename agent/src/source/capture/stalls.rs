@@ -11,10 +11,12 @@ use tuplewatch_common::{
 
 use super::{
     file::Observed,
+    rests::Rests,
     sent::{AGAIN_NS, Hint},
     tables::InMemory,
 };
 use crate::core::{
+    idle::Settings,
     stalled::{How, Stalled},
     time::Moment,
 };
@@ -178,13 +180,13 @@ impl Stalls {
     }
 
     /// Those that make no progress, in the order of their connections. Of a connection whose port space is
-    /// not known it cannot be said who opened it.
-    pub fn list(&mut self, tables: &InMemory, now_ns: u64) -> Vec<Stalled> {
+    /// not known it cannot be said who opened it. `rests` knows what rested before.
+    pub fn list(&mut self, tables: &InMemory, rests: &Rests, now_ns: u64) -> Vec<Stalled> {
         self.all
             .retain(|_, track| now_ns.saturating_sub(track.last_ns) < QUIET_NS);
         let tracks = self.all.values();
         let mut list: Vec<Stalled> = tracks
-            .filter_map(|track| track.stalled(tables, now_ns))
+            .filter_map(|track| track.stalled(tables, rests, now_ns))
             .collect();
         list.sort_unstable_by_key(|stalled| stalled.connection);
         list
@@ -229,7 +231,7 @@ impl Track {
         }
     }
 
-    fn stalled(&self, tables: &InMemory, now_ns: u64) -> Option<Stalled> {
+    fn stalled(&self, tables: &InMemory, rests: &Rests, now_ns: u64) -> Option<Stalled> {
         let how = if self.probes > 0 {
             How::Silent
         } else if self.is_closed {
@@ -252,6 +254,10 @@ impl Track {
             netns: 0,
             opened: tables.opened_ns(&connection, now_ns).map(Moment),
             since: Moment(self.since_ns),
+            heard: rests.unanswered(&self.tuple).map(|rest| {
+                let rest = u64::try_from(rest.as_nanos()).unwrap_or(u64::MAX);
+                Moment(self.since_ns.saturating_sub(rest))
+            }),
             how,
             rtos: self.rtos,
             probes: self.probes,
@@ -264,7 +270,7 @@ impl Track {
             is_answered: self.is_answered,
             // A SYN-ACK that comes again has ended the track.
             is_used: true,
-            user_timeout: None,
+            settings: Settings::default(),
             process: None,
         })
     }

@@ -79,7 +79,6 @@ const fn role(role: u8) -> Role {
 }
 
 fn killed(reset: &IdleReset) -> Killed {
-    let known = |ms: u32| (ms != UNKNOWN_MS).then(|| Duration::from_millis(ms.into()));
     let is = |flag: u8| reset.flags & flag != 0;
     Killed {
         tuple: reset.tuple,
@@ -94,11 +93,19 @@ fn killed(reset: &IdleReset) -> Killed {
         by_probe: is(BY_PROBE),
         // The socket does not say which packet the RST was.
         reset_by: None,
-        settings: Settings {
-            keep_alive: is(KEEP_ALIVE_KNOWN).then_some(is(KEEP_ALIVE)),
-            keep_alive_time: known(reset.keep_alive_ms),
-            user_timeout: known(reset.user_timeout_ms),
-        },
+        in_silence: false,
+        settings: settings(reset.flags, reset.keep_alive_ms, reset.user_timeout_ms),
+    }
+}
+
+/// How a socket is set, as the kernel side tells it.
+pub(super) fn settings(flags: u8, keep_alive_ms: u32, user_timeout_ms: u32) -> Settings {
+    let known = |ms: u32| (ms != UNKNOWN_MS).then(|| Duration::from_millis(ms.into()));
+    let is = |flag: u8| flags & flag != 0;
+    Settings {
+        keep_alive: is(KEEP_ALIVE_KNOWN).then_some(is(KEEP_ALIVE)),
+        keep_alive_time: known(keep_alive_ms),
+        user_timeout: known(user_timeout_ms),
     }
 }
 

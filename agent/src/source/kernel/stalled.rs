@@ -1,7 +1,5 @@
 //! The table of established sockets that make no progress.
 
-use std::time::Duration;
-
 use aya::{
     TestRun as _,
     maps::{Array, HashMap, MapData},
@@ -15,7 +13,7 @@ use tuplewatch_common::{
 };
 
 use super::{
-    batch, clock,
+    batch, clock, idle,
     load::{Kernel, map_mut},
 };
 use crate::core::{
@@ -124,14 +122,15 @@ fn read(
         key.tuple
     };
     let times = Times::of(row);
-    let age = Duration::from_millis(times.since_ms);
+    let ago = |ms: u64| Moment(row.seen_ns.saturating_sub(ms * 1_000_000));
     Stalled {
         connection,
         role,
         point: Point::Socket,
         netns: key.netns,
         opened: opened_ns.map(Moment),
-        since: Moment(row.seen_ns.saturating_sub(age.as_nanos() as u64)),
+        since: ago(times.since_ms),
+        heard: Some(ago(row.heard_ms.into())),
         how: times.how,
         rtos: row.retransmits.into(),
         probes: row.probes.into(),
@@ -140,8 +139,7 @@ fn read(
         is_full_size: row.mss > 0 && row.unacked >= row.mss,
         is_answered: times.is_answered,
         is_used: row.is_used == 1,
-        user_timeout: (row.user_timeout_ms != u32::MAX)
-            .then(|| Duration::from_millis(row.user_timeout_ms.into())),
+        settings: idle::settings(row.settings, row.keep_alive_ms, row.user_timeout_ms),
         process: (row.pid != 0).then_some(Process {
             pid: row.pid,
             command,
@@ -198,6 +196,8 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// Three time-outs of a socket whose first one is 200 ms, the latest half a second ago.
@@ -241,6 +241,32 @@ mod tests {
         let first = 120_000 >> 12;
         let doubled: u64 = (0..12).map(|n| (first << n).min(120_000)).sum();
         assert_eq!(Times::of(&long).since_ms, 500 + doubled);
+    }
+
+    #[test]
+    fn the_rest_before_is_told_and_how_the_socket_is_set() {
+        let row = StalledRow {
+            seen_ns: 100_000_000_000,
+            keep_alive_ms: 45_000,
+            settings: tuplewatch_common::idle::KEEP_ALIVE_KNOWN,
+            user_timeout_ms: u32::MAX,
+            ..row()
+        };
+        let stalled = read(&StalledKey::default(), &row, None, None);
+        // Nothing was heard for a minute, and what stalls was sent 1.9 s ago.
+        assert_eq!(stalled.rest(), Some(Duration::from_millis(58_100)));
+        assert_eq!(stalled.settings.keep_alive, Some(false));
+        assert_eq!(
+            stalled.settings.keep_alive_time,
+            Some(Duration::from_secs(45))
+        );
+        assert_eq!(stalled.settings.user_timeout, None);
+        let answered = StalledRow {
+            heard_ms: 900,
+            ..row
+        };
+        let stalled = read(&StalledKey::default(), &answered, None, None);
+        assert_eq!(stalled.rest(), None);
     }
 
     #[test]

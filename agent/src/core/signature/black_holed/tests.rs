@@ -6,6 +6,8 @@ use tuplewatch_common::address::{FourTuple, Point, v4_mapped};
 
 use super::*;
 use crate::core::{
+    finding::{Confidence, Severity, Verdict},
+    idle::Settings,
     signature::testing::{Script, opens_to},
     stalled::{Process, Stalled},
 };
@@ -42,6 +44,7 @@ fn stalled(key: &PortSpaceKey, port: u16, from: u64, now: u64) -> Stalled {
         netns: key.netns,
         opened: Some(Moment(BEGIN * S)),
         since: Moment((BEGIN + from) * S),
+        heard: None,
         how: How::Unacked,
         rtos: rtos as u32,
         probes: 0,
@@ -50,7 +53,10 @@ fn stalled(key: &PortSpaceKey, port: u16, from: u64, now: u64) -> Stalled {
         is_full_size: false,
         is_answered: false,
         is_used: true,
-        user_timeout: Some(Duration::ZERO),
+        settings: Settings {
+            user_timeout: Some(Duration::ZERO),
+            ..Settings::default()
+        },
         process: Some(Process {
             pid: 4711,
             command: Some("java".into()),

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tuplewatch_common::address::{FourTuple, Point, Role, v4_mapped};
 
-use super::super::testing::Script;
+use super::super::testing::{Script, opens_to};
 use crate::core::{
-    finding::{Confidence, Verdict},
+    finding::{Confidence, Severity, Verdict},
     idle::{self, Killed, ResetBy, Settings, Survived},
+    stalled::{How, Process, Stalled},
     time::Moment,
 };
 
@@ -24,6 +25,7 @@ fn tuple(port: u16) -> FourTuple {
 trait Rests {
     fn killed(&mut self, port: u16, idle: f64) -> &mut Killed;
     fn survived(&mut self, idle: f64);
+    fn survived_at(&mut self, port: u16, idle: f64);
 }
 
 impl Rests for Script {
@@ -40,6 +42,7 @@ impl Rests for Script {
             command: *b"worker\0\0\0\0\0\0\0\0\0\0",
             closed_before: false,
             by_probe: false,
+            in_silence: false,
             reset_by: None,
             settings: Settings::default(),
         });
@@ -47,7 +50,15 @@ impl Rests for Script {
     }
 
     fn survived(&mut self, idle: f64) {
-        let key = idle::service(&tuple(0), Role::Initiator, Point::Socket as u8);
+        self.survived_at(443, idle);
+    }
+
+    fn survived_at(&mut self, port: u16, idle: f64) {
+        let service = FourTuple {
+            responder_port: port,
+            ..tuple(0)
+        };
+        let key = idle::service(&service, Role::Initiator, Point::Socket as u8);
         let one = Survived {
             count: 1,
             longest: Duration::from_secs_f64(idle),
@@ -207,4 +218,168 @@ fn some_resets_of_another_kind_do_not_hide_the_step() {
     });
     let idle = host.finding(Verdict::IdleKilled).evidence.idle.unwrap();
     assert_eq!((idle.killed, idle.killed_sooner), (10, 1));
+}
+
+const S: u64 = 1_000_000_000;
+/// The clock of a script begins here.
+const BEGIN: u64 = 1_000;
+
+/// A connection that rested for so many seconds until that second of the script, and has got no answer since.
+fn silent(port: u16, rest: u64, from: u64, now: u64) -> Stalled {
+    let key = opens_to(10);
+    let after = (now - from) * 1000;
+    // 0.2 s, 0.6 s, 1.4 s ...
+    let rtos = (1..20).take_while(|n| 200 * ((1 << n) - 1) <= after);
+    Stalled {
+        connection: FourTuple {
+            initiator: key.initiator,
+            responder: key.responder,
+            responder_port: key.responder_port,
+            initiator_port: port,
+            pad: 0,
+        },
+        role: Role::Initiator,
+        point: Point::Socket,
+        netns: key.netns,
+        opened: Some(Moment(1)),
+        since: Moment((BEGIN + from) * S),
+        heard: Some(Moment((BEGIN + from - rest) * S)),
+        how: How::Unacked,
+        rtos: rtos.count() as u32,
+        probes: 0,
+        unacked: 112,
+        waiting: 0,
+        is_full_size: false,
+        is_answered: false,
+        is_used: true,
+        settings: Settings {
+            keep_alive: Some(false),
+            keep_alive_time: Some(Duration::from_secs(7200)),
+            user_timeout: Some(Duration::ZERO),
+        },
+        process: Some(Process {
+            pid: 4711,
+            command: Some("worker".into()),
+        }),
+    }
+}
+
+/// Others rest for up to 58 s and live; at three moments a connection gets no answer after a rest of `rests`,
+/// which is given up twelve seconds later. New connections are established in each second, if `newer`.
+fn in_silence(
+    rests: [u64; 3],
+    newer: bool,
+    each: impl Fn(&mut Stalled),
+    mut look: impl FnMut(&Script, u64),
+) -> Script {
+    let mut host = Script::new();
+    host.run(130, |host, second| {
+        look(host, second);
+        host.survived_at(opens_to(10).responder_port, (second * 7 % 59) as f64);
+        if newer {
+            host.served(opens_to(10), 1);
+        }
+        let now = second + 1;
+        let begun = [70, 90, 110].into_iter().zip(rests).zip(1..);
+        host.stalled = begun
+            .filter(|((from, _), _)| (*from..from + 12).contains(&now))
+            .map(|((from, rest), port)| {
+                let mut stalled = silent(port, rest, from, now);
+                each(&mut stalled);
+                stalled
+            })
+            .collect();
+    });
+    host
+}
+
+#[test]
+fn silence_after_a_rest_is_a_time_out_too() {
+    let mut before = Vec::new();
+    let host = in_silence(
+        [61, 62, 65],
+        true,
+        |_| (),
+        |host, second| {
+            if second == 105 {
+                before = host.verdicts();
+            }
+        },
+    );
+    assert_eq!(before, [Verdict::BlackHoled], "two may be chance");
+    let finding = host.finding(Verdict::IdleKilled);
+    assert_eq!(finding.severity, Severity::Critical);
+    let idle = finding.evidence.idle.as_ref().unwrap();
+    assert_eq!((idle.killed, idle.in_silence, idle.survived), (3, 3, 130));
+    let timeout = idle.timeout_seconds.unwrap();
+    assert!((timeout / 60.0 - 1.0).abs() < 0.05, "{timeout}");
+    let latest = &idle.connections[0];
+    assert_eq!((latest.ends.client_port, latest.idle_seconds), (3, 65.0));
+    assert!(latest.in_silence && latest.close.is_none(), "it is over");
+    assert_eq!(finding.opened_by[0].command, "worker");
+    for part in ["TCP_USER_TIMEOUT too", "SO_KEEPALIVE is off"] {
+        assert!(finding.remedy.contains(part), "{}", finding.remedy);
+    }
+    assert!(finding.summary.contains("3 connections got no answer from"));
+}
+
+#[test]
+fn one_told_so_is_no_black_hole_beside() {
+    let mut told = Vec::new();
+    in_silence(
+        [61, 62, 65],
+        true,
+        |_| (),
+        |host, second| {
+            if second == 118 {
+                let finding = host.finding(Verdict::IdleKilled);
+                told.push((finding, host.verdicts()));
+            }
+        },
+    );
+    let (finding, verdicts) = &told[0];
+    assert_eq!(verdicts, &[Verdict::IdleKilled]);
+    let close = finding.evidence.idle.as_ref().unwrap().connections[0]
+        .close
+        .clone();
+    let command = "ss -K dst 203.0.113.10 dport = 8080 src 10.0.0.1 sport = 3";
+    assert_eq!(close.as_deref(), Some(command));
+    assert!(
+        finding.remedy.starts_with("Close the sockets"),
+        "{}",
+        finding.remedy
+    );
+}
+
+#[test]
+fn silence_that_no_rest_explains() {
+    let verdicts =
+        |rests, newer, each: fn(&mut Stalled)| in_silence(rests, newer, each, |_, _| ()).verdicts();
+    let black = [Verdict::BlackHoled];
+    // Rests that others survived; no rest; one whose begin nobody knows.
+    assert_eq!(verdicts([30, 40, 50], true, |_| ()), black);
+    assert_eq!(verdicts([0, 0, 0], true, |_| ()), black);
+    assert_eq!(verdicts([61, 62, 65], true, |s| s.heard = None), black);
+    // The peer is heard; no new connection gets through.
+    assert_eq!(
+        verdicts([61, 62, 65], true, |s| s.is_answered = true),
+        black
+    );
+    assert!(!verdicts([61, 62, 65], false, |_| ()).contains(&Verdict::IdleKilled));
+}
+
+#[test]
+fn keep_alive_probes_without_an_answer_make_no_request_wait() {
+    let host = in_silence(
+        [61, 62, 65],
+        true,
+        |stalled| {
+            stalled.how = How::Silent;
+            stalled.probes = std::mem::take(&mut stalled.rtos);
+        },
+        |_, _| (),
+    );
+    let finding = host.finding(Verdict::IdleKilled);
+    assert_eq!(finding.severity, Severity::Warning);
+    assert!(finding.evidence.idle.unwrap().connections[0].probe);
 }

@@ -113,7 +113,7 @@ fn a_connection_that_fails_while_newer_ones_do_well_is_pinned() {
     assert_eq!((stuck.better, stuck.better_newer, stuck.worse), (5, 3, 0));
     assert!(stuck.same_kind_served && stuck.page.is_none());
     let connection = &stuck.connections[0];
-    assert_eq!((connection.client_port, connection.requests), (1, 9));
+    assert_eq!((connection.ends.client_port, connection.requests), (1, 9));
     assert_eq!((connection.in_a_row, connection.failures), (4, 4));
     let command = "ss -K dst 203.0.113.100 dport = 80 src 10.0.0.1 sport = 1";
     assert_eq!(connection.close.as_deref(), Some(command));

@@ -52,7 +52,7 @@ fn connection_text(c: &StuckConnection) -> String {
     );
     let mut text = format!(
         "{}, {age}: {} of {} failed, {} in a row for {} with {}",
-        c.ends(),
+        c.ends,
         count(c.failures),
         counted(c.requests.into(), "request", "requests"),
         c.in_a_row,
@@ -109,7 +109,7 @@ fn stall_text(c: &StallConnection) -> String {
     );
     let mut text = format!(
         "{}, {age}: nothing through for {}, {} not acknowledged, {} more wait; {}, {} without an answer",
-        c.ends(),
+        c.ends,
         seconds(c.stalled_seconds),
         counted(c.unacked_bytes.into(), "byte", "bytes"),
         count(c.waiting_bytes),
@@ -129,13 +129,13 @@ fn stall_text(c: &StallConnection) -> String {
     text
 }
 
-/// Connections that were reset after an idle time, and others that live.
+/// Connections that were lost after an idle time, and others that live.
 pub(super) fn idle(block: &mut Block, e: &Evidence) {
     let Some(idle) = &e.idle else {
         return;
     };
     let mut text = format!(
-        "{} reset after {} to {} without traffic; {} lived through up to {}",
+        "{} lost after {} to {} without traffic; {} lived through up to {}",
         counted(idle.killed.into(), "connection", "connections"),
         seconds(idle.shortest_killed_seconds),
         seconds(idle.longest_killed_seconds),
@@ -144,9 +144,12 @@ pub(super) fn idle(block: &mut Block, e: &Evidence) {
     );
     if idle.killed_sooner > 0 {
         text.push_str(&format!(
-            "; {} reset sooner",
+            "; {} lost sooner",
             count(u64::from(idle.killed_sooner))
         ));
+    }
+    if idle.in_silence > 0 {
+        text.push_str(&format!("; {} got no answer", count(idle.in_silence)));
     }
     block.field("Idle", &text);
     for connection in idle.connections.iter().take(CONNECTIONS) {
@@ -170,9 +173,14 @@ fn idle_text(c: &IdleConnection) -> String {
         Some(ResetBy::Peer) => " by the peer",
         None => "",
     };
+    let met = if c.in_silence {
+        "got no answer".to_owned()
+    } else {
+        format!("reset{by}")
+    };
     let mut text = format!(
-        "{}, {age}: {what} after {} without traffic reset{by}, {} ago",
-        c.ends(),
+        "{}, {age}: {what} after {} without traffic {met}, {} ago",
+        c.ends,
         seconds(c.idle_seconds),
         seconds(c.ago_seconds),
     );
@@ -182,7 +190,59 @@ fn idle_text(c: &IdleConnection) -> String {
     if let Some(said) = c.keep_alive_text() {
         text.push_str(&format!("; {said}"));
     }
+    if let Some(command) = &c.close {
+        text.push_str(&format!("; to close it: {command}"));
+    }
     text
+}
+
+/// What rides on a place that a service has left.
+pub(super) fn placement(block: &mut Block, e: &Evidence) {
+    let Some(placement) = &e.placement else {
+        return;
+    };
+    let what = if placement.left {
+        "served here no more"
+    } else {
+        "served from elsewhere"
+    };
+    let mut text = format!(
+        "{}: {what} for {}; requests answered lately on {}",
+        placement.service,
+        seconds(placement.since_seconds),
+        counted(
+            placement.answered.into(),
+            "older connection",
+            "older connections"
+        ),
+    );
+    if placement.left {
+        text.push_str(&format!(
+            ", {} woke after a pause, {} received something",
+            count(placement.woken),
+            count(placement.active)
+        ));
+    }
+    block.field("Placement", &text);
+    for c in placement.connections.iter().take(CONNECTIONS) {
+        let age = c.age_seconds.map_or_else(
+            || "older than the agent".to_owned(),
+            |age| format!("open for {}", seconds(age)),
+        );
+        let text = format!(
+            "{}, {age}: {}, the latest answered {} ago; to close it: {}",
+            c.ends,
+            counted(c.requests.into(), "request", "requests"),
+            seconds(c.answered_ago_seconds),
+            c.close,
+        );
+        block.field("Connection", &text);
+    }
+    let more =
+        (placement.answered as usize).saturating_sub(CONNECTIONS.min(placement.connections.len()));
+    if more > 0 {
+        block.field("", &format!("and {more} more"));
+    }
 }
 
 /// SYNs that met an older connection, and connect() without a port.

@@ -40,13 +40,20 @@ CRITICAL  port_exhaustion / l4_reuse_in_time_wait  firing, 2025-11-29 10:30:05 U
               and 1 more
   Rests on    acknowledgements only, which TCP shows whatever it carries: TLS, HTTP/2 and gRPC are
               judged like plain text
-  Idle        4 connections reset after 5 min 52 s to 14 min 31 s without traffic; 120 others lived
-              through up to 5 min 41 s; 1 reset sooner
+  Idle        4 connections lost after 5 min 52 s to 14 min 31 s without traffic; 120 others lived
+              through up to 5 min 41 s; 1 lost sooner; 1 got no answer
   Connection  198.51.100.7:45330 → 203.0.113.10:443, open for 1 h 6 min: data after 5 min 52 s
-              without traffic reset by something in between, 3.2 s ago; curl[4711]; SO_KEEPALIVE is
-              on, first probe after 7200 s, TCP_USER_TIMEOUT is not set
+              without traffic got no answer, 3.2 s ago; curl[4711]; SO_KEEPALIVE is on, first probe
+              after 7200 s, TCP_USER_TIMEOUT is not set; to close it: ss -K dst 203.0.113.10 dport =
+              443 src 198.51.100.7 sport = 45330
               and 3 more
-  Unseen      connections that vanish without an RST
+  Unseen      who gives up within seconds
+  Placement   203.0.113.10:443: served here no more for 6 min 52 s; requests answered lately on 2
+              older connections, 3 woke after a pause, 4 received something
+  Connection  198.51.100.7:45331 → 203.0.113.10:443, open for 50 min 12 s: 212 requests, the latest
+              answered 1.5 s ago; to close it: ss -K dst 203.0.113.10 dport = 443 src 198.51.100.7
+              sport = 45331
+              and 1 more
   Lost        2 opens without answer, 5,150 got through, 36 SYNs sent again; 4 connections live, 15
               segments of data sent again; of other destinations 5 answer and 1 fail
   Counters    TCPSYNChallenge 3
