@@ -35,7 +35,7 @@ pub const ALL: &[Job] = &[
         test: "incident",
         tests: &["healed"],
         always: false,
-        limit: 200,
+        limit: 500,
     },
     Job {
         name: "incident-ipv6",
@@ -64,6 +64,19 @@ pub const ALL: &[Job] = &[
         tests: &["a_clsact_filter_before_us", "a_clsact_filter_after_us"],
         always: false,
         limit: 300,
+    },
+    Job {
+        name: "guard",
+        test: "guard",
+        tests: &[
+            "killed_three_times_it_leaves_only_others",
+            "a_qdisc_of_its_own_goes_with_it",
+            "signals_to_all_do_not_end_the_guard",
+            "a_killed_guard_is_replaced",
+            "the_next_agent_is_left_alone",
+        ],
+        always: false,
+        limit: 400,
     },
     Job {
         name: "namespaces",
