@@ -179,6 +179,9 @@ fn run(
     let shared = guest::shared(paths, &built, agent, &tests)?;
     let mut images = VecDeque::new();
     for kernel in kernels {
+        if !jobs.iter().any(|job| job.is_for(kernel)) {
+            continue;
+        }
         match kernel.image(paths) {
             Ok(image) => images.push_back((*kernel, image)),
             Err(error) => println!("vm: {}: SKIPPED: not served: {error:#}", kernel.name),
@@ -273,25 +276,35 @@ fn boot_in(
     run: &mut Run,
 ) -> Result<()> {
     let Load {
-        shared,
-        jobs,
-        patience,
+        shared, patience, ..
     } = *load;
+    let jobs: Vec<&Job> = load
+        .jobs
+        .iter()
+        .copied()
+        .filter(|job| job.is_for(kernel))
+        .collect();
     fs::create_dir_all(at).with_context(|| at.display().to_string())?;
     let archive = at.join("initrd");
-    let own = guest::own(&image.modules(guest::MODULES)?, jobs, kernel.name, patience)?;
+    let own = guest::own(
+        &image.modules(guest::MODULES)?,
+        &jobs,
+        kernel.name,
+        patience,
+    )?;
     fs::write(&archive, [shared, &own].concat()).with_context(|| archive.display().to_string())?;
     let ports = Ports::new(at);
     let limit = BOOT + jobs.iter().map(|job| job.limit()).sum::<u64>();
     let limit = Duration::from_secs(limit) * patience;
-    let ended = qemu.run(&image.vmlinux, &archive, &ports, limit);
+    let machine = (image.vmlinux.as_path(), kernel.parameters);
+    let ended = qemu.run(machine, &archive, &ports, limit);
     fs::remove_file(&archive).with_context(|| archive.display().to_string())?;
     let status = read(&ports.status);
     let output = read(&ports.output);
     for line in status.lines() {
         run.lines.push(line.to_owned());
     }
-    for job in jobs {
+    for job in &jobs {
         let said = section(&output, job.name);
         let tests = said.lines().find_map(Tests::parse).unwrap_or_default();
         run.tests += tests;

@@ -1,5 +1,7 @@
 //! Which tests run in a guest.
 
+use super::kernels::{Kernel, LOCKED};
+
 /// Some tests of one binary.
 pub struct Job {
     /// What it is called.
@@ -10,6 +12,8 @@ pub struct Job {
     tests: &'static [&'static str],
     /// Runs with every `cargo xtask test`.
     pub always: bool,
+    /// What must be in the command line of a kernel that it runs on; without, it runs on those to which nothing is added.
+    pub parameters: &'static str,
     /// Seconds it may take. An emulated machine is 4 to 30 times slower.
     limit: u32,
 }
@@ -21,6 +25,7 @@ pub const ALL: &[Job] = &[
         test: "kernel",
         tests: &["verdicts"],
         always: true,
+        parameters: "",
         limit: 300,
     },
     Job {
@@ -28,6 +33,7 @@ pub const ALL: &[Job] = &[
         test: "kernel",
         tests: &["content_ipv4", "content_ipv6"],
         always: false,
+        parameters: "",
         limit: 150,
     },
     Job {
@@ -35,6 +41,7 @@ pub const ALL: &[Job] = &[
         test: "incident",
         tests: &["healed"],
         always: false,
+        parameters: "",
         limit: 500,
     },
     Job {
@@ -42,6 +49,7 @@ pub const ALL: &[Job] = &[
         test: "incident",
         tests: &["healed_ipv6"],
         always: false,
+        parameters: "",
         limit: 300,
     },
     Job {
@@ -49,6 +57,7 @@ pub const ALL: &[Job] = &[
         test: "loopback",
         tests: &["counts_once"],
         always: false,
+        parameters: "",
         limit: 120,
     },
     Job {
@@ -56,6 +65,7 @@ pub const ALL: &[Job] = &[
         test: "exhaustion",
         tests: &["host::connect_finds_no_port"],
         always: false,
+        parameters: "",
         limit: 300,
     },
     Job {
@@ -63,6 +73,7 @@ pub const ALL: &[Job] = &[
         test: "foreign",
         tests: &["a_clsact_filter_before_us", "a_clsact_filter_after_us"],
         always: false,
+        parameters: "",
         limit: 300,
     },
     Job {
@@ -76,7 +87,24 @@ pub const ALL: &[Job] = &[
             "the_next_agent_is_left_alone",
         ],
         always: false,
+        parameters: "",
         limit: 400,
+    },
+    Job {
+        name: "stacked",
+        test: "stacked",
+        tests: &["vlans_one_within_another", "tunnels"],
+        always: false,
+        parameters: "",
+        limit: 200,
+    },
+    Job {
+        name: "lockdown",
+        test: "lockdown",
+        tests: &["packets_are_left"],
+        always: false,
+        parameters: LOCKED,
+        limit: 200,
     },
     Job {
         name: "namespaces",
@@ -87,6 +115,7 @@ pub const ALL: &[Job] = &[
             "an_interface_that_comes_later",
         ],
         always: false,
+        parameters: "",
         limit: 300,
     },
 ];
@@ -99,9 +128,16 @@ impl Job {
             (self.limit * patience).to_string(),
             program.to_owned(),
         ];
-        words.extend(["--exact", "--test-threads", "1"].map(str::to_owned));
+        // Some are ignored elsewhere, because they need what these kernels have.
+        let options = ["--exact", "--include-ignored", "--test-threads", "1"];
+        words.extend(options.map(str::to_owned));
         words.extend(self.tests.iter().map(|test| (*test).to_owned()));
         words.join("\t")
+    }
+
+    /// Whether it runs on a kernel.
+    pub fn is_for(&self, kernel: &Kernel) -> bool {
+        self.parameters == kernel.parameters
     }
 
     /// How many tests it has.

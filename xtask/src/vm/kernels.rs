@@ -26,7 +26,12 @@ pub struct Kernel {
     series: Option<&'static str>,
     /// The package that always depends on the newest image; `None`: the images are searched.
     meta: Option<&'static str>,
+    /// What is added to its command line.
+    pub parameters: &'static str,
 }
+
+/// No program may read the kernel's memory (`kernel_lockdown(7)`).
+pub const LOCKED: &str = "lockdown=confidentiality";
 
 /// All, oldest first. Versions vanish from the archive as new ones come, so none is named.
 pub const ALL: &[Kernel] = &[
@@ -37,6 +42,7 @@ pub const ALL: &[Kernel] = &[
         flavour: "cloud-amd64",
         series: Some("5.10."),
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.1",
@@ -45,6 +51,7 @@ pub const ALL: &[Kernel] = &[
         flavour: "cloud-amd64",
         series: Some("6.1."),
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.1-generic",
@@ -53,6 +60,7 @@ pub const ALL: &[Kernel] = &[
         flavour: "amd64",
         series: Some("6.1."),
         meta: Some("linux-image-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.12",
@@ -61,6 +69,16 @@ pub const ALL: &[Kernel] = &[
         flavour: "cloud-amd64",
         series: Some("6.12."),
         meta: Some("linux-image-6.12-cloud-amd64"),
+        parameters: "",
+    },
+    Kernel {
+        name: "6.12-locked",
+        always: false,
+        suite: None,
+        flavour: "cloud-amd64",
+        series: Some("6.12."),
+        meta: Some("linux-image-6.12-cloud-amd64"),
+        parameters: LOCKED,
     },
     Kernel {
         name: "6.18",
@@ -69,6 +87,7 @@ pub const ALL: &[Kernel] = &[
         flavour: "cloud-amd64",
         series: Some("6.18."),
         meta: None,
+        parameters: "",
     },
     Kernel {
         name: "newest",
@@ -77,6 +96,7 @@ pub const ALL: &[Kernel] = &[
         flavour: "cloud-amd64",
         series: None,
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
 ];
 
