@@ -10,13 +10,16 @@ pub struct Job {
     pub test: &'static str,
     /// Names of its tests.
     tests: &'static [&'static str],
-    /// Runs with every `cargo xtask test`.
-    pub always: bool,
+    /// The kernels on which it runs with every `cargo xtask test`.
+    always: &'static [&'static str],
     /// What must be in the command line of a kernel that it runs on; without, it runs on those to which nothing is added.
     pub parameters: &'static str,
     /// Seconds it may take. An emulated machine is 4 to 30 times slower.
     limit: u32,
 }
+
+/// The kernels that `cargo xtask test` boots.
+const EVERYWHERE: &[&str] = &["6.1", "6.12", "newest"];
 
 /// All, the most telling first.
 pub const ALL: &[Job] = &[
@@ -24,7 +27,7 @@ pub const ALL: &[Job] = &[
         name: "kernel",
         test: "kernel",
         tests: &["verdicts"],
-        always: true,
+        always: EVERYWHERE,
         parameters: "",
         limit: 300,
     },
@@ -32,7 +35,7 @@ pub const ALL: &[Job] = &[
         name: "content",
         test: "kernel",
         tests: &["content_ipv4", "content_ipv6"],
-        always: false,
+        always: EVERYWHERE,
         parameters: "",
         limit: 150,
     },
@@ -40,7 +43,7 @@ pub const ALL: &[Job] = &[
         name: "incident",
         test: "incident",
         tests: &["healed"],
-        always: false,
+        always: &["6.1", "newest"],
         parameters: "",
         limit: 500,
     },
@@ -48,7 +51,7 @@ pub const ALL: &[Job] = &[
         name: "incident-ipv6",
         test: "incident",
         tests: &["healed_ipv6"],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 300,
     },
@@ -56,7 +59,7 @@ pub const ALL: &[Job] = &[
         name: "loopback",
         test: "loopback",
         tests: &["counts_once"],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 120,
     },
@@ -64,7 +67,7 @@ pub const ALL: &[Job] = &[
         name: "local-ports",
         test: "exhaustion",
         tests: &["host::connect_finds_no_port"],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 300,
     },
@@ -72,7 +75,7 @@ pub const ALL: &[Job] = &[
         name: "foreign",
         test: "foreign",
         tests: &["a_clsact_filter_before_us", "a_clsact_filter_after_us"],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 300,
     },
@@ -86,7 +89,7 @@ pub const ALL: &[Job] = &[
             "a_killed_guard_is_replaced",
             "the_next_agent_is_left_alone",
         ],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 400,
     },
@@ -94,7 +97,7 @@ pub const ALL: &[Job] = &[
         name: "stacked",
         test: "stacked",
         tests: &["vlans_one_within_another", "tunnels"],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 200,
     },
@@ -102,7 +105,7 @@ pub const ALL: &[Job] = &[
         name: "lockdown",
         test: "lockdown",
         tests: &["packets_are_left"],
-        always: false,
+        always: &[],
         parameters: LOCKED,
         limit: 200,
     },
@@ -114,7 +117,7 @@ pub const ALL: &[Job] = &[
             "a_restricted_agent_sees_its_own_only",
             "an_interface_that_comes_later",
         ],
-        always: false,
+        always: &[],
         parameters: "",
         limit: 300,
     },
@@ -135,9 +138,19 @@ impl Job {
         words.join("\t")
     }
 
-    /// Whether it runs on a kernel.
+    /// Whether it can run on a kernel.
     pub fn is_for(&self, kernel: &Kernel) -> bool {
         self.parameters == kernel.parameters
+    }
+
+    /// Whether it runs on a kernel with every `cargo xtask test`.
+    pub fn is_always_for(&self, kernel: &Kernel) -> bool {
+        self.always.contains(&kernel.name)
+    }
+
+    /// Whether it runs on some kernel with every `cargo xtask test`.
+    pub fn is_usual(&self) -> bool {
+        !self.always.is_empty()
     }
 
     /// How many tests it has.

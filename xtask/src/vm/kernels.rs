@@ -16,8 +16,6 @@ use crate::{paths::Paths, step};
 pub struct Kernel {
     /// What one types, and what it is called in `docs/kernels.md`.
     pub name: &'static str,
-    /// Runs with every `cargo xtask test`.
-    pub always: bool,
     /// Debian's suite, `None` for the machine's own.
     suite: Option<&'static str>,
     /// `cloud-amd64` or `amd64`.
@@ -37,7 +35,6 @@ pub const LOCKED: &str = "lockdown=confidentiality";
 pub const ALL: &[Kernel] = &[
     Kernel {
         name: "5.10",
-        always: false,
         suite: Some("bullseye"),
         flavour: "cloud-amd64",
         series: Some("5.10."),
@@ -46,7 +43,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "6.1",
-        always: true,
         suite: None,
         flavour: "cloud-amd64",
         series: Some("6.1."),
@@ -55,7 +51,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "6.1-generic",
-        always: false,
         suite: None,
         flavour: "amd64",
         series: Some("6.1."),
@@ -64,7 +59,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "6.12",
-        always: true,
         suite: None,
         flavour: "cloud-amd64",
         series: Some("6.12."),
@@ -73,7 +67,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "6.12-locked",
-        always: false,
         suite: None,
         flavour: "cloud-amd64",
         series: Some("6.12."),
@@ -82,7 +75,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "6.18",
-        always: false,
         suite: Some("trixie-backports"),
         flavour: "cloud-amd64",
         series: Some("6.18."),
@@ -91,7 +83,6 @@ pub const ALL: &[Kernel] = &[
     },
     Kernel {
         name: "newest",
-        always: true,
         suite: Some("trixie-backports"),
         flavour: "cloud-amd64",
         series: None,
