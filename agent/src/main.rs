@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use tuplewatch::command::{
     self, config::ConfigCommand, doctor::DoctorArgs, replay::ReplayArgs, run::RunArgs,
 };
+use tuplewatch::source::kernel::guard;
 
 /// Watches the TCP four-tuples of a Linux host: says when the source ports in front of a destination
 /// run out, why, and who spends them.
@@ -27,6 +28,9 @@ enum Command {
     /// Print or check the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What `run` starts beside itself where programs at interfaces would outlive it.
+    #[command(hide = true)]
+    Guard,
 }
 
 fn main() -> ExitCode {
@@ -35,6 +39,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => command::replay::run(&args),
         Command::Doctor(args) => command::doctor::run(&args),
         Command::Config(what) => command::config::run(&what).map(|()| 0),
+        Command::Guard => guard::stand().map(|()| 0).map_err(Into::into),
     };
     match result {
         Ok(code) => ExitCode::from(code),

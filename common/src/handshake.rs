@@ -41,7 +41,7 @@ pub struct Handshake {
     /// A [`Former`]: the former connection on this four-tuple.
     pub former: u8,
     /// [`SYN_ACKED`], [`UNHEALED`], [`MAYBE_DUPLICATE`], [`UNCOUNTED`], [`STRANGER`],
-    /// [`INITIATOR_IS_LOWER`].
+    /// [`INITIATOR_IS_LOWER`], [`RESET`].
     pub flags: u8,
     /// Always zero.
     pub pad: [u8; 7],
@@ -73,6 +73,8 @@ pub const UNCOUNTED: u8 = 8;
 pub const STRANGER: u8 = 16;
 /// [`FourTuple::initiator_is_lower`] of the connection.
 pub const INITIATOR_IS_LOWER: u8 = 32;
+/// The initiator has answered the latest bare ACK by RST.
+pub const RESET: u8 = 64;
 
 /// What a segment meant for a [`Handshake`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +224,7 @@ impl Handshake {
         }
         self.bare_acks = self.bare_acks.saturating_add(1);
         self.bare_ack = ack;
+        self.flags &= !RESET;
         Step::BareAck { unhealed_now }
     }
 
@@ -229,11 +232,7 @@ impl Handshake {
     #[inline(always)]
     pub fn on_initiator(&mut self, segment: &Segment) -> Step {
         if segment.flags & RST != 0 {
-            return if self.bare_acks > 0 && !self.is_syn_acked() {
-                Step::ResetAfterBareAck
-            } else {
-                Step::Abandoned
-            };
+            return self.on_initiator_reset(segment.seq);
         }
         if self.is_syn_acked()
             && segment.flags & ACK != 0
@@ -242,6 +241,29 @@ impl Handshake {
             return Step::Established;
         }
         Step::None
+    }
+
+    /// Before the SYN-ACK an initiator only sends RST in answer to a segment, with the number that this acknowledges
+    /// (RFC 9293 section 3.10.7.3): a bare ACK, or one that the former connection still sends, such as its FIN.
+    #[inline(always)]
+    fn on_initiator_reset(&mut self, seq: u32) -> Step {
+        if self.is_syn_acked() {
+            return Step::Abandoned;
+        }
+        if self.bare_acks > 0 && seq == self.bare_ack {
+            if self.flags & RESET != 0 {
+                return Step::None;
+            }
+            self.flags |= RESET;
+            return Step::ResetAfterBareAck;
+        }
+        let end = self.isn.wrapping_add(1);
+        let end = end.wrapping_add(u32::from(self.syn_payload));
+        if seq::within(seq, self.isn, end) {
+            Step::Abandoned
+        } else {
+            Step::None
+        }
     }
 
     /// How long after its latest SYN an unanswered open is given up by us: longer than the next
@@ -327,6 +349,22 @@ mod tests {
             "counted once"
         );
         assert_eq!(h.bare_acks, 3);
+    }
+
+    #[test]
+    fn only_the_answer_to_a_bare_ack_is_one_and_once() {
+        let mut h = opened(1000);
+        let rst = |seq| segment(RST, seq, 0);
+        // The FIN that the former connection sends again is answered by RST too.
+        assert_eq!(h.on_initiator(&rst(4242)), Step::None);
+        let bare = segment(ACK, 77, 4242);
+        h.on_responder(&bare);
+        assert_eq!(h.on_initiator(&rst(4241)), Step::None);
+        assert_eq!(h.on_initiator(&rst(4242)), Step::ResetAfterBareAck);
+        assert_eq!(h.on_initiator(&rst(4242)), Step::None);
+        h.on_responder(&bare);
+        assert_eq!(h.on_initiator(&rst(4242)), Step::ResetAfterBareAck);
+        assert_eq!(h.on_initiator(&rst(1001)), Step::Abandoned);
     }
 
     #[test]

@@ -44,11 +44,17 @@ const IPPROTO_TCP: u16 = 6;
 pub struct Kernel(pub u64);
 
 impl Kernel {
-    /// Reads a value at a resolved offset; 0 where the address is not mapped (the helper clears its
-    /// destination), which no caller takes for a valid pointer, port or state.
+    /// Reads a value at a resolved offset; 0 where the kernel has no such field or the address is not mapped (the
+    /// helper clears its destination), which no caller takes for a valid pointer, port or state.
+    ///
+    /// Offsets are constants to the verifier, which drops the branch that is not taken.
     #[inline(always)]
     pub fn read<T: Copy + Default>(self, offset: &Global<u32>) -> T {
-        self.read_at(offset.load() as u64)
+        let offset = offset.load();
+        if offset == ABSENT {
+            return T::default();
+        }
+        self.read_at(offset as u64)
     }
 
     /// Reads a value at an offset in bytes.

@@ -6,7 +6,9 @@
 //! TIME_WAIT peak stand beside them.
 //!
 //! A SYN is "open" at a host from the moment it passes until the SYN-ACK, the bare ACK or the RST
-//! for the same four-tuple passes in the other direction; so one SYN can account for one bare ACK.
+//! for the same four-tuple passes in the other direction; so one SYN can account for one bare ACK. A SYN
+//! that comes again after its SYN-ACK is a late duplicate: what answers it acknowledges it. A RST of the one who sent
+//! the SYN answers the bare ACK whose number it has, and only the first one does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -56,6 +58,20 @@ macro_rules! counters {
     };
 }
 
+impl Counters {
+    /// SYNs that came in and were refused by a bare ACK.
+    #[must_use]
+    pub fn refused_in(&self) -> u64 {
+        self.bareack_to_syn_out - self.bareack_to_duplicate_out
+    }
+
+    /// SYNs sent that were refused by a bare ACK.
+    #[must_use]
+    pub fn refused_out(&self) -> u64 {
+        self.bareack_to_syn_in - self.bareack_to_duplicate_in
+    }
+}
+
 counters! {
     /// SYNs (without ACK) that came in.
     syn_in,
@@ -69,7 +85,11 @@ counters! {
     bareack_to_syn_in,
     /// The same, sent as the answer to a SYN that came in.
     bareack_to_syn_out,
-    /// RSTs that came in while a SYN of the four-tuple was not answered by a SYN-ACK.
+    /// Those of them that answered a late duplicate.
+    bareack_to_duplicate_in,
+    /// The same, sent.
+    bareack_to_duplicate_out,
+    /// RSTs that came in to answer a bare ACK, or a SYN that had no other answer.
     rst_to_syn_in,
     /// The same, sent.
     rst_to_syn_out,
@@ -259,14 +279,20 @@ fn rules(services: &[u16]) -> String {
     text + "}\n"
 }
 
-/// Sets for SYNs passing in one direction. `open`: waiting for an answer; `challenged`: answered by
-/// a bare ACK; `isn`, `syn`: to tell repeats; `ports`: distinct source ports.
+/// Sets for SYNs passing in one direction. `open`: waiting for an answer; `accepted`: answered by a
+/// SYN-ACK; `challenged`: by a bare ACK of this number; `isn`, `syn`: to tell repeats; `ports`: distinct
+/// source ports.
 fn sets(ip: &str, family: &str, direction: &str) -> String {
     let tuple = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
     let mut text = String::new();
     for (name, key, expiry) in [
         ("open", tuple.as_str(), Some("3m")),
-        ("challenged", tuple.as_str(), Some("3m")),
+        ("accepted", tuple.as_str(), Some("5m")),
+        (
+            "challenged", // Of five parts nft 1.0.6 cannot list it.
+            &format!("{ip} saddr . tcp sport . tcp dport . tcp sequence"),
+            Some("3m"),
+        ),
         ("isn", &format!("{ip} saddr . tcp sequence"), Some("5m")),
         (
             "syn",
@@ -294,12 +320,16 @@ fn chains(ip: &str, family: &str, direction: &str) -> String {
     let forth = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
     let back = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
     let source = format!("{ip} saddr . tcp sport");
+    let answer = format!("{source} . tcp dport . tcp sequence");
+    let answered = format!("{ip} daddr . tcp dport . tcp sport . tcp ackseq");
     let isn = format!("{ip} saddr . tcp sequence");
     let syn = format!("{source} . tcp sequence");
     let flags = "tcp flags & (fin|syn|rst|ack)";
     let set = |name: &str, direction: &str| format!("@{name}{family}_{direction}");
     let open = set("open", direction);
+    let accepted = set("accepted", direction);
     let challenged = set("challenged", direction);
+    let asked_accepted = set("accepted", asked);
     let asked_open = set("open", asked);
     let asked_challenged = set("challenged", asked);
     let isns = set("isn", direction);
@@ -310,17 +340,16 @@ fn chains(ip: &str, family: &str, direction: &str) -> String {
     counter name tcp_{direction}
     tcp flags & fin == fin counter name fin_{direction}
     tcp flags & rst == rst counter name rst_{direction}
-    tcp flags & rst == rst {forth} {open} counter name rst_to_syn_{direction} delete {open} {{ {forth} }}
-    tcp flags & rst == rst {forth} {challenged} counter name rst_to_syn_{direction} delete {challenged} {{ {forth} }}
+    tcp flags & rst == rst {answer} {challenged} counter name rst_to_syn_{direction} delete {challenged} {{ {answer} }}
     {flags} == syn goto syn{family}_{direction}
   }}
   chain syn{family}_{direction} {{
     counter name syn_{direction}
     {isn} {isns} counter name syn_repeat_{direction}
     {syn} {syns} counter name syn_repeat_same_port_{direction}
+    {syn} != {syns} delete {accepted} {{ {forth} }}
     add {isns} {{ {isn} }}
     add {syns} {{ {syn} }}
-    delete {challenged} {{ {forth} }}
     add {open} {{ {forth} }}
     add {ports} {{ {source} }}
   }}
@@ -329,13 +358,14 @@ fn chains(ip: &str, family: &str, direction: &str) -> String {
     tcp flags & fin == fin counter name fin_{direction}
     tcp flags & rst == rst counter name rst_{direction}
     tcp flags & rst == rst {back} {asked_open} counter name rst_to_syn_{direction} delete {asked_open} {{ {back} }}
-    {flags} == (syn|ack) counter name synack_{direction} delete {asked_open} {{ {back} }}
+    {flags} == (syn|ack) counter name synack_{direction} delete {asked_open} {{ {back} }} add {asked_accepted} {{ {back} }}
     tcp flags & (fin|syn|rst|psh|ack) == ack {back} {asked_open} goto bareack{family}_{direction}
   }}
   chain bareack{family}_{direction} {{
     counter name bareack_to_syn_{direction}
     delete {asked_open} {{ {back} }}
-    add {asked_challenged} {{ {back} }}
+    {back} {asked_accepted} counter name bareack_to_duplicate_{direction} return
+    add {asked_challenged} {{ {answered} }}
   }}
 "
     )

@@ -74,9 +74,9 @@ pub struct Run {
     elapsed: Duration,
 }
 
-/// What all machines of a run have in common.
+/// What a machine runs.
 struct Load<'a> {
-    /// The archive with programs and tests.
+    /// The archive with programs and tests, which all of a run have in common.
     shared: &'a [u8],
     jobs: &'a [&'static Job],
     /// How many times longer they may take.
@@ -97,17 +97,11 @@ pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
         list();
         return Ok(true);
     }
-    let kernels = chosen(
-        kernels::ALL,
-        |k| k.name,
-        &args.kernel,
-        |k| k.always || args.all,
-    )?;
-    let jobs = chosen(jobs::ALL, |j| j.name, &args.job, |j| j.always || args.all)?;
+    let plan = plan(&args.kernel, &args.job, args.all)?;
     setup::ensure(paths, Needs::BUILD | Needs::VM)?;
     build::build(paths, &build::Args::ebpf_only(args.agent.is_some()))?;
     let agent = args.agent.clone().unwrap_or_else(|| paths.agent(false));
-    let runs = run(paths, &kernels, &jobs, &agent, args.patience)?;
+    let runs = run(paths, &plan, &agent, args.patience)?;
     Ok(conclude(&runs))
 }
 
@@ -117,9 +111,7 @@ pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
 /// # Errors
 /// If something is missing, other than kernels.
 pub fn step(paths: &Paths) -> Result<(Tests, bool)> {
-    let kernels: Vec<_> = kernels::ALL.iter().filter(|k| k.always).collect();
-    let jobs: Vec<_> = jobs::ALL.iter().filter(|j| j.always).collect();
-    let runs = run(paths, &kernels, &jobs, &paths.agent(false), 1)?;
+    let runs = run(paths, &plan(&[], &[], false)?, &paths.agent(false), 1)?;
     let mut tests = Tests::default();
     for run in &runs {
         tests += run.tests;
@@ -128,59 +120,79 @@ pub fn step(paths: &Paths) -> Result<(Tests, bool)> {
 }
 
 fn list() {
-    println!("kernels (* runs with every `cargo xtask test`):");
+    println!("kernels (and what runs on them with every `cargo xtask test`):");
     for kernel in kernels::ALL {
-        println!("  {}{}", kernel.name, if kernel.always { " *" } else { "" });
+        let always = jobs::ALL.iter().filter(|job| job.is_always_for(kernel));
+        let always: Vec<_> = always.map(|job| job.name).collect();
+        println!("  {:<12} {}", kernel.name, always.join(", "));
     }
     println!("tests:");
     for job in jobs::ALL {
-        println!("  {}{}", job.name, if job.always { " *" } else { "" });
+        println!("  {}", job.name);
     }
 }
 
-/// Those that were asked for, else those that run by default.
-fn chosen<T>(
-    all: &'static [T],
-    name: impl Fn(&T) -> &'static str,
-    asked: &[String],
-    by_default: impl Fn(&T) -> bool,
-) -> Result<Vec<&'static T>> {
-    if let Some(unknown) = asked.iter().find(|a| all.iter().all(|t| name(t) != **a)) {
-        bail!("no `{unknown}`\n  remedy: `cargo xtask vm --list` names all");
-    }
-    Ok(all
-        .iter()
-        .filter(|t| {
-            if asked.is_empty() {
-                by_default(t)
+/// A kernel and what runs on it.
+type Planned = (&'static Kernel, Vec<&'static Job>);
+
+/// What runs: on the kernels that were asked for the tests that were asked for. If none was asked for, what runs with every
+/// `cargo xtask test`; on a kernel that is asked for by name also what runs so on others.
+///
+/// # Errors
+/// If there is no kernel or test of a name.
+fn plan(kernels: &[String], jobs: &[String], all: bool) -> Result<Vec<Planned>> {
+    known(kernels, kernels::ALL.iter().map(|kernel| kernel.name))?;
+    known(jobs, jobs::ALL.iter().map(|job| job.name))?;
+    let is_asked = |asked: &[String], name: &str| asked.iter().any(|a| a == name);
+    let of = |kernel: &'static Kernel| {
+        let is_named = is_asked(kernels, kernel.name);
+        let wanted = jobs::ALL.iter().filter(|job| {
+            let is_wanted = if jobs.is_empty() {
+                all || job.is_always_for(kernel) || is_named && job.is_usual()
             } else {
-                asked.iter().any(|a| a == name(t))
-            }
-        })
+                is_asked(jobs, job.name)
+            };
+            is_wanted && job.is_for(kernel)
+        });
+        (kernel, wanted.collect::<Vec<_>>())
+    };
+    let booted = kernels::ALL.iter().filter(|kernel| {
+        let by_default = all || jobs::ALL.iter().any(|job| job.is_always_for(kernel));
+        is_asked(kernels, kernel.name) || kernels.is_empty() && by_default
+    });
+    Ok(booted
+        .map(of)
+        .filter(|(_, jobs)| !jobs.is_empty())
         .collect())
+}
+
+/// Whether there is something of each name.
+fn known<'a>(asked: &[String], names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let names: Vec<&str> = names.collect();
+    match asked.iter().find(|asked| !names.contains(&asked.as_str())) {
+        Some(unknown) => {
+            bail!("no `{unknown}`\n  remedy: `cargo xtask vm --list` names all")
+        }
+        None => Ok(()),
+    }
 }
 
 /// Boots the kernels that are served, and runs the jobs in each.
 ///
 /// # Errors
 /// If there is no QEMU, or the tests do not build.
-fn run(
-    paths: &Paths,
-    kernels: &[&'static Kernel],
-    jobs: &[&'static Job],
-    agent: &Path,
-    patience: u32,
-) -> Result<Vec<Run>> {
+fn run(paths: &Paths, plan: &[Planned], agent: &Path, patience: u32) -> Result<Vec<Run>> {
     fs::create_dir_all(folder(paths)).context("making target/vm")?;
-    let mut tests: Vec<&str> = jobs.iter().map(|job| job.test).collect();
+    let jobs = plan.iter().flat_map(|(_, jobs)| jobs);
+    let mut tests: Vec<&str> = jobs.map(|job| job.test).collect();
     tests.sort_unstable();
     tests.dedup();
     let built = Built::new(paths, &tests)?;
     let shared = guest::shared(paths, &built, agent, &tests)?;
     let mut images = VecDeque::new();
-    for kernel in kernels {
+    for (kernel, jobs) in plan {
         match kernel.image(paths) {
-            Ok(image) => images.push_back((*kernel, image)),
+            Ok(image) => images.push_back((*kernel, jobs, image)),
             Err(error) => println!("vm: {}: SKIPPED: not served: {error:#}", kernel.name),
         }
     }
@@ -199,7 +211,9 @@ fn run(
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .pop_front();
-                    let Some((kernel, image)) = next else { break };
+                    let Some((kernel, jobs, image)) = next else {
+                        break;
+                    };
                     let run = boot(
                         paths,
                         &qemu,
@@ -284,7 +298,8 @@ fn boot_in(
     let ports = Ports::new(at);
     let limit = BOOT + jobs.iter().map(|job| job.limit()).sum::<u64>();
     let limit = Duration::from_secs(limit) * patience;
-    let ended = qemu.run(&image.vmlinux, &archive, &ports, limit);
+    let machine = (image.vmlinux.as_path(), kernel.parameters);
+    let ended = qemu.run(machine, &archive, &ports, limit);
     fs::remove_file(&archive).with_context(|| archive.display().to_string())?;
     let status = read(&ports.status);
     let output = read(&ports.output);
@@ -390,13 +405,34 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_for_is_planned() {
+        let names = |kernels: &[&str], jobs: &[&str], all| {
+            let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
+            let planned = plan(&owned(kernels), &owned(jobs), all).unwrap();
+            let jobs = |jobs: &[&Job]| jobs.iter().map(|j| j.name).collect::<Vec<_>>();
+            let names = planned.iter().map(|(k, j)| (k.name, jobs(j)));
+            names.collect::<Vec<_>>()
+        };
+        let usual = names(&[], &[], false);
+        let kernels: Vec<_> = usual.iter().map(|(kernel, _)| *kernel).collect();
+        assert_eq!(kernels, ["6.1", "6.12", "newest"]);
+        assert_eq!(usual[1].1, ["kernel", "content"]);
+        let one = names(&["6.18"], &[], false);
+        assert_eq!(one, [("6.18", vec!["kernel", "content", "incident"])]);
+        let both = names(&["6.1", "newest"], &["guard"], false);
+        assert_eq!(both, [("6.1", vec!["guard"]), ("newest", vec!["guard"])]);
+        let all = names(&[], &[], true);
+        assert_eq!(all.len(), kernels::ALL.len());
+        let locked = all.iter().find(|(kernel, _)| *kernel == "6.12-locked");
+        assert_eq!(locked.unwrap().1, ["lockdown"]);
+    }
+
+    #[test]
     fn names_are_unique_and_mistakes_are_told() {
         for (i, job) in jobs::ALL.iter().enumerate() {
             assert!(jobs::ALL[..i].iter().all(|other| other.name != job.name));
         }
-        let asked = ["6.1".to_owned()];
-        let found = chosen(kernels::ALL, |k| k.name, &asked, |_| true).unwrap();
-        assert_eq!(found.len(), 1);
-        assert!(chosen(kernels::ALL, |k| k.name, &["9".to_owned()], |_| true).is_err());
+        assert!(plan(&["9".to_owned()], &[], false).is_err());
+        assert!(plan(&[], &["nothing".to_owned()], false).is_err());
     }
 }

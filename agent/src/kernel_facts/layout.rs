@@ -65,16 +65,18 @@ macro_rules! layout {
 
 use Hook::{Census, Lifecycle, ReceiveReset, Retransmit, SendReset};
 
-const ALL: &[Hook] = &[Lifecycle, Retransmit, SendReset, ReceiveReset, Census];
-/// No hook can say anything without the four-tuple and the state.
-const TUPLE: Needs = Needs::essential(ALL);
+/// All that begin with a connection's four-tuple. (`tcp_send_reset` finds its connection by the socket's address.)
+const CONNECTION: &[Hook] = &[Lifecycle, Retransmit, ReceiveReset, Census];
+/// All that look at a socket that has got its four-tuple before.
+const LATER: &[Hook] = &[Retransmit, SendReset, ReceiveReset, Census];
+/// None of them can say anything without the four-tuple.
+const TUPLE: Needs = Needs::essential(CONNECTION);
 /// A kernel without IPv6 or without network namespaces has no such member, and nothing is lost.
-const TUPLE_DETAIL: Needs = Needs::detail(ALL);
-const CGROUP: Needs = Needs::detail(&[Lifecycle, Census]);
-const SEQUENCE: Needs = Needs::detail(&[Lifecycle, Retransmit, SendReset, ReceiveReset, Census]);
-const PROGRESS: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
+const TUPLE_DETAIL: Needs = Needs::detail(CONNECTION);
+const CGROUP: Needs = Needs::detail(&[Lifecycle]);
+const PROGRESS: Needs = Needs::detail(&[Retransmit, Census]);
+const RESET_DETAIL: Needs = Needs::detail(&[ReceiveReset]);
 const IDLE: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
-const PROCESS: Needs = Needs::detail(&[Lifecycle]);
 const WALK: Needs = Needs::essential(&[Census]);
 const ROW: Needs = Needs::detail(&[Census]);
 
@@ -93,7 +95,7 @@ layout! {
         /// `AF_INET` or `AF_INET6`.
         skc_family: sock_common "skc_family" 2 TUPLE;
         /// TCP state, `TCP_ESTABLISHED` = 1 … `TCP_NEW_SYN_RECV` = 12.
-        skc_state: sock_common "skc_state" 1 TUPLE;
+        skc_state: sock_common "skc_state" 1 Needs::essential(LATER);
         /// Pointer to the `struct net` of the socket.
         skc_net: sock_common "skc_net.net" 8 TUPLE_DETAIL;
         /// Peer's IPv6 address.
@@ -115,13 +117,11 @@ layout! {
         /// Error of the socket (`errno`), why connect() failed.
         sk_err: sock "sk_err" 4 Needs::detail(&[Lifecycle]);
         /// First byte not acknowledged yet; ISN + 1 at SYN_SENT → ESTABLISHED.
-        snd_una: tcp_sock "snd_una" 4 SEQUENCE;
+        snd_una: tcp_sock "snd_una" 4 Needs::detail(LATER);
         /// Next byte to be sent.
-        snd_nxt: tcp_sock "snd_nxt" 4 SEQUENCE;
+        snd_nxt: tcp_sock "snd_nxt" 4 IDLE;
         /// End of the data in the send queue; the ISN right after connect() chose it.
-        write_seq: tcp_sock "write_seq" 4 SEQUENCE;
-        /// Next byte expected.
-        rcv_nxt: tcp_sock "rcv_nxt" 4 SEQUENCE;
+        write_seq: tcp_sock "write_seq" 4 Needs::detail(&[Lifecycle, Retransmit, Census]);
         /// Bytes that the peer lets us send.
         snd_wnd: tcp_sock "snd_wnd" 4 PROGRESS;
         /// Bytes of data that fit into a segment on this path.
@@ -133,7 +133,7 @@ layout! {
         /// Time between two keep-alive probes in jiffies, 0 for that of the namespace.
         keepalive_intvl: tcp_sock "keepalive_intvl" 4 PROGRESS;
         /// Segments sent and not acknowledged.
-        packets_out: tcp_sock "packets_out" 4 PROGRESS;
+        packets_out: tcp_sock "packets_out" 4 ROW;
         /// Time of the last ACK received, low 32 bits of jiffies.
         rcv_tstamp: tcp_sock "rcv_tstamp" 4 IDLE;
         /// Time of the last data sent, low 32 bits of jiffies.
@@ -147,39 +147,25 @@ layout! {
         /// Pointer to the `struct socket`, NULL until accept().
         sk_socket: sock "sk_socket" 8 ROW;
         /// Timeouts in a row without an answer.
-        icsk_retransmits: inet_connection_sock "icsk_retransmits" 1 PROGRESS;
+        icsk_retransmits: inet_connection_sock "icsk_retransmits" 1 IDLE;
         /// Doublings of the timeout.
         icsk_backoff: inet_connection_sock "icsk_backoff" 1 PROGRESS;
         /// Window or keep-alive probes in a row without an answer.
-        icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 PROGRESS;
+        icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 IDLE;
         /// Idle time before the first keep-alive probe in jiffies, 0 for that of the namespace.
         keepalive_time: tcp_sock "keepalive_time" 4 PROGRESS;
 
         /// The retransmission time-out in jiffies, doubled as often as `icsk_backoff` says.
         icsk_rto: inet_connection_sock "icsk_rto" 4 PROGRESS;
         /// `TCP_USER_TIMEOUT` in milliseconds (jiffies before 4.19), 0 for none.
-        icsk_user_timeout: inet_connection_sock "icsk_user_timeout" 4 PROGRESS;
+        icsk_user_timeout: inet_connection_sock "icsk_user_timeout" 4 IDLE;
 
         // struct inet_timewait_sock: rows in state TCP_TIME_WAIT.
 
         /// `TCP_TIME_WAIT` or `TCP_FIN_WAIT2` (a row that waits for the peer's FIN).
         tw_substate: inet_timewait_sock "tw_substate" 1 ROW;
-        /// Own port, network order.
-        tw_sport: inet_timewait_sock "tw_sport" 2 ROW;
         /// When the row ends, jiffies.
         tw_expires: inet_timewait_sock "tw_timer.expires" 8 ROW;
-        /// Last time a timestamp of the peer was seen, seconds; 0 without timestamps: such a port cannot be reused.
-        tw_ts_recent_stamp: tcp_timewait_sock "tw_ts_recent_stamp" 4 ROW;
-
-        // struct tcp_request_sock: rows in state TCP_NEW_SYN_RECV. Addresses and ports are in sock_common.
-
-        /// ISN of the peer's SYN.
-        req_rcv_isn: tcp_request_sock "rcv_isn" 4 ROW;
-        /// ISN of our SYN-ACK.
-        req_snt_isn: tcp_request_sock "snt_isn" 4 ROW;
-        /// Repetitions of the SYN-ACK.
-        req_num_retrans: request_sock "num_retrans" 1 ROW;
-
         // The way to the tables: current task → namespace → tcp_death_row → hashinfo.
 
         /// Pointer to the namespaces of a task.
@@ -217,15 +203,8 @@ layout! {
         /// Number of buckets less one.
         hashinfo_lhash2_mask: inet_hashinfo "lhash2_mask" 4 ROW;
 
-        // Processes and cgroups.
+        // Control groups.
 
-        /// Process number in the initial namespace.
-        task_tgid: task_struct "tgid" 4 PROCESS;
-        /// Pointer to the first thread of the process.
-        task_group_leader: task_struct "group_leader" 8 PROCESS;
-        /// Start of the task, nanoseconds since boot with suspended time (the process id of a moment plus this
-        /// names a process for good).
-        task_start_boottime: task_struct "start_boottime" 8 PROCESS;
         /// Pointer to the kernfs node of a cgroup.
         cgroup_kn: cgroup "kn" 8 CGROUP;
         /// Its number: the inode of the cgroup's directory.
@@ -237,33 +216,12 @@ layout! {
         skb_head: sk_buff "head" 8 Needs::essential(&[SendReset]);
         /// TCP header, bytes from the start of the buffer.
         skb_transport_header: sk_buff "transport_header" 2 Needs::essential(&[SendReset]);
-        /// IP header, bytes from the start of the buffer.
-        skb_network_header: sk_buff "network_header" 2 Needs::detail(&[SendReset]);
-        /// Pointer to the first byte of the current layer.
-        skb_data: sk_buff "data" 8 Needs::detail(&[SendReset]);
-        /// Bytes from there on.
-        skb_len: sk_buff "len" 4 Needs::detail(&[SendReset]);
-        /// Pointer to the socket, often NULL on the way in.
-        skb_sk: sk_buff "sk" 8 Needs::detail(&[SendReset]);
     }
     derived {
         /// Byte of `sock.sk_protocol`.
         sk_protocol;
         /// Its width: 2 bytes, 1 before 5.6 (a bitfield of 8 bits).
         sk_protocol_bytes;
-        /// Byte that holds `sock.sk_userlocks` (`SOCK_BINDADDR_LOCK` = 4, `SOCK_BINDPORT_LOCK` = 8: the program
-        /// bound address or port itself).
-        sk_userlocks;
-        /// Shift right by this many bits after reading the byte, then mask with 15.
-        sk_userlocks_shift;
-        /// Byte that holds `sock_common.skc_ipv6only`.
-        skc_ipv6only;
-        /// Its bit. A listener on `::` with the bit clear takes IPv4 too.
-        skc_ipv6only_bit;
-        /// Byte that holds `request_sock.num_timeout`: timeouts of the SYN-ACK.
-        req_num_timeout;
-        /// Shift right by this many bits after reading the byte.
-        req_num_timeout_shift;
         /// 8-byte word in `struct sock` that points to its `struct cgroup` (`sk_cgrp_data.cgroup`, before 5.15
         /// `sk_cgrp_data.val`).
         sk_cgroup;

@@ -81,21 +81,6 @@ impl Resolver<'_> {
         None
     }
 
-    /// A number within one byte: byte offset and shift. Whole bytes have shift 0.
-    fn within_byte(&mut self, structure: &str, path: &str, needs: Needs) -> Option<(u32, u32)> {
-        let member = self.member(structure, path, needs)?;
-        if member.size == 1 {
-            let shift = member.bitfield.map_or(0, |field| field.bit_offset);
-            return Some((member.offset_bytes, shift));
-        }
-        let why = format!(
-            "it takes {} bytes on this kernel, the programs read 1",
-            member.size
-        );
-        self.lacks(needs, &format!("{structure}.{path}"), &why);
-        None
-    }
-
     /// The programs take a `struct sock *` for all of its kinds: each must start with the next.
     fn starts(&mut self) {
         const EVERY: Needs = Needs::essential(&Hook::ALL);
@@ -125,7 +110,6 @@ impl Resolver<'_> {
 
     fn bits(&mut self) {
         const PROTOCOL: Needs = Needs::essential(&[Hook::Lifecycle]);
-        const LIFECYCLE: Needs = Needs::detail(&[Hook::Lifecycle]);
         if let Some(member) = self.member("sock", "sk_protocol", PROTOCOL) {
             let whole_bytes = member
                 .bitfield
@@ -138,23 +122,10 @@ impl Resolver<'_> {
                 self.lacks(PROTOCOL, "sock.sk_protocol", why);
             }
         }
-        if let Some((byte, shift)) = self.within_byte("sock", "sk_userlocks", LIFECYCLE) {
-            self.layout.sk_userlocks = byte;
-            self.layout.sk_userlocks_shift = shift;
-        }
-        if let Some((byte, bit)) = self.within_byte("sock_common", "skc_ipv6only", CENSUS_DETAIL) {
-            self.layout.skc_ipv6only = byte;
-            self.layout.skc_ipv6only_bit = bit;
-        }
-        if let Some((byte, shift)) = self.within_byte("request_sock", "num_timeout", CENSUS_DETAIL)
-        {
-            self.layout.req_num_timeout = byte;
-            self.layout.req_num_timeout_shift = shift;
-        }
     }
 
     fn cgroup(&mut self) {
-        const NEEDS: Needs = Needs::detail(&[Hook::Lifecycle, Hook::Census]);
+        const NEEDS: Needs = Needs::detail(&[Hook::Lifecycle]);
         let old = self.types.member("sock", "sk_cgrp_data.val");
         let (member, tagged) = match old {
             Ok(word) if word.size == 8 => (Some(word), 1),

@@ -67,10 +67,15 @@ impl Foreign {
     /// As filters of a clsact qdisc, as before Linux 6.6.
     pub fn clsact(host: &Host) -> Result<Self> {
         host.in_ns(|| tc::qdisc_add_clsact("eth0"))??;
+        Self::filter(host, 1)
+    }
+
+    /// As filters of a clsact qdisc that is there, with a handle that is not taken.
+    pub fn filter(host: &Host, handle: u16) -> Result<Self> {
         Self::attach(host, || {
             TcAttachOptions::Netlink(NlOptions {
                 priority: 1,
-                handle: TcHandle::new(0, 1),
+                handle: TcHandle::new(0, handle),
                 ..NlOptions::default()
             })
         })

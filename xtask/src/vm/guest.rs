@@ -22,6 +22,10 @@ pub const MODULES: &[&str] = &[
     "dummy",
     "bridge",
     "tun",
+    "8021q",
+    "ipip",
+    "sit",
+    "ip_gre",
     "sch_ingress",
     "cls_bpf",
     "tcp_diag",
@@ -103,6 +107,8 @@ pub fn shared(paths: &Paths, built: &Built, agent: &Path, tests: &[&str]) -> Res
     for folder in ["dev", "proc", "sys", "tmp", "run", "out", "modules", "etc"] {
         archive.directory(Path::new(folder));
     }
+    // tcpdump asks for the name of the user that it is to be.
+    archive.bytes("/etc/passwd", 0o644, b"root:x:0:0:root:/:/bin/false\n");
     // The kernel opens it for the first process.
     archive.device("/dev/console", (5, 1));
     stripped(&mut archive, paths, built.find("guest")?, "/init")?;

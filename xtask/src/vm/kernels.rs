@@ -16,8 +16,6 @@ use crate::{paths::Paths, step};
 pub struct Kernel {
     /// What one types, and what it is called in `docs/kernels.md`.
     pub name: &'static str,
-    /// Runs with every `cargo xtask test`.
-    pub always: bool,
     /// Debian's suite, `None` for the machine's own.
     suite: Option<&'static str>,
     /// `cloud-amd64` or `amd64`.
@@ -26,57 +24,70 @@ pub struct Kernel {
     series: Option<&'static str>,
     /// The package that always depends on the newest image; `None`: the images are searched.
     meta: Option<&'static str>,
+    /// What is added to its command line.
+    pub parameters: &'static str,
 }
+
+/// No program may read the kernel's memory (`kernel_lockdown(7)`).
+pub const LOCKED: &str = "lockdown=confidentiality";
 
 /// All, oldest first. Versions vanish from the archive as new ones come, so none is named.
 pub const ALL: &[Kernel] = &[
     Kernel {
         name: "5.10",
-        always: false,
         suite: Some("bullseye"),
         flavour: "cloud-amd64",
         series: Some("5.10."),
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.1",
-        always: true,
         suite: None,
         flavour: "cloud-amd64",
         series: Some("6.1."),
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.1-generic",
-        always: false,
         suite: None,
         flavour: "amd64",
         series: Some("6.1."),
         meta: Some("linux-image-amd64"),
+        parameters: "",
     },
     Kernel {
         name: "6.12",
-        always: true,
         suite: None,
         flavour: "cloud-amd64",
         series: Some("6.12."),
         meta: Some("linux-image-6.12-cloud-amd64"),
+        parameters: "",
+    },
+    Kernel {
+        name: "6.12-locked",
+        suite: None,
+        flavour: "cloud-amd64",
+        series: Some("6.12."),
+        meta: Some("linux-image-6.12-cloud-amd64"),
+        parameters: LOCKED,
     },
     Kernel {
         name: "6.18",
-        always: false,
         suite: Some("trixie-backports"),
         flavour: "cloud-amd64",
         series: Some("6.18."),
         meta: None,
+        parameters: "",
     },
     Kernel {
         name: "newest",
-        always: true,
         suite: Some("trixie-backports"),
         flavour: "cloud-amd64",
         series: None,
         meta: Some("linux-image-cloud-amd64"),
+        parameters: "",
     },
 ];
 

@@ -105,11 +105,17 @@ impl Qemu {
         }
     }
 
-    /// Runs a machine until it switches itself off.
+    /// Runs a machine, whose kernel gets these parameters too, until it switches itself off.
     ///
     /// # Errors
     /// If it takes longer than `limit`, or QEMU fails.
-    pub fn run(&self, kernel: &Path, archive: &Path, ports: &Ports, limit: Duration) -> Result<()> {
+    pub fn run(
+        &self,
+        (kernel, parameters): (&Path, &str),
+        archive: &Path,
+        ports: &Ports,
+        limit: Duration,
+    ) -> Result<()> {
         let said = ports.console.with_extension("qemu");
         let mut command = Command::new(&self.program);
         step::clean(&mut command);
@@ -125,7 +131,7 @@ impl Qemu {
             .arg(kernel)
             .arg("-initrd")
             .arg(archive)
-            .args(["-append", &parameters()])
+            .args(["-append", &format!("{} {parameters}", usual_parameters())])
             .stdin(Stdio::null())
             .stdout(File::create(&said).with_context(|| said.display().to_string())?)
             .stderr(File::options().append(true).open(&said)?);
@@ -158,7 +164,7 @@ impl Qemu {
 }
 
 /// The kernel's command line.
-fn parameters() -> String {
+fn usual_parameters() -> String {
     let always = "console=ttyS0 panic=-1 oops=panic tsc=reliable no_timer_check mitigations=off \
                   cryptomgr.notests rcupdate.rcu_expedited=1 nokaslr";
     match ticks_per_millisecond() {

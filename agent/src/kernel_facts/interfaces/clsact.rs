@@ -1,7 +1,14 @@
 //! The clsact queueing discipline of an interface and the filters on it (`tc(8)`), where programs sit on
 //! kernels without tcx, and other people's may sit on any.
 
-use std::io;
+use std::{
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+    time::{Duration, Instant},
+};
 
 use super::netlink::{Attributes, Dump, Socket, number, text, traffic_control};
 
@@ -9,6 +16,37 @@ use super::netlink::{Attributes, Dump, Socket, number, text, traffic_control};
 const ROOT: u32 = 0xffff_fff1;
 /// The qdisc's handle, `ffff:`.
 const HANDLE: u32 = 0xffff_0000;
+
+/// Held while filters are set, or a qdisc is taken away because it is empty: two agents, or an agent and the guard of
+/// one that was killed, must not do so at the same time. The kernel gives it back when the holder ends.
+#[derive(Debug)]
+pub struct Turn {
+    /// Bound to a name that one socket of a network namespace can have.
+    _socket: Option<UnixDatagram>,
+}
+
+impl Turn {
+    /// Waits for it. After two seconds it goes on without: anybody may take a name.
+    #[must_use]
+    pub fn take() -> Self {
+        const NAME: &str = "tuplewatch-clsact";
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let end = Instant::now() + PATIENCE;
+        let bind = || UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(NAME)?);
+        let mut bound = bind();
+        while bound
+            .as_ref()
+            .is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
+            && Instant::now() < end
+        {
+            std::thread::sleep(Duration::from_millis(5));
+            bound = bind();
+        }
+        Self {
+            _socket: bound.ok(),
+        }
+    }
+}
 
 /// A direction of the packets of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -110,16 +148,31 @@ pub fn is_there(index: u32) -> io::Result<bool> {
     Ok(found)
 }
 
-/// Removes the qdisc of an interface, unless somebody's filters are on it.
+/// Removes one filter.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn remove_filter(index: u32, side: Side, filter: &Filter) -> io::Result<()> {
+    // Of all protocols, as ours are set.
+    let every = u32::from((libc::ETH_P_ALL as u16).to_be());
+    let info = u32::from(filter.priority) << 16 | every;
+    let what = traffic_control(index, filter.handle, side.parent(), info);
+    Socket::open()?.change(libc::RTM_DELTFILTER, &what)
+}
+
+/// Removes the qdisc of an interface if it has one, unless somebody's filters are on it.
 ///
 /// # Errors
 /// The kernel refuses it.
 pub fn remove_if_empty(index: u32) -> io::Result<()> {
+    if !is_there(index)? {
+        return Ok(());
+    }
     for side in Side::BOTH {
         if !filters(index, side)?.is_empty() {
             return Ok(());
         }
     }
-    let what = traffic_control(index, HANDLE, ROOT);
+    let what = traffic_control(index, HANDLE, ROOT, 0);
     Socket::open()?.change(libc::RTM_DELQDISC, &what)
 }

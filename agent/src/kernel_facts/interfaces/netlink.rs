@@ -36,8 +36,8 @@ pub(super) enum Dump {
 }
 
 /// `struct tcmsg` of <linux/rtnetlink.h> as it is sent: family, interface, handle, parent, info.
-pub(super) fn traffic_control(index: u32, handle: u32, parent: u32) -> Vec<u8> {
-    let fields = [0, index, handle, parent, 0];
+pub(super) fn traffic_control(index: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+    let fields = [0, index, handle, parent, info];
     fields.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
@@ -154,9 +154,9 @@ fn dump_request(dump: Dump) -> (u16, Vec<u8>) {
             fixed
         }),
         Dump::NextHops => (RTM_GETNEXTHOP, vec![0; 8]),
-        Dump::Qdiscs => (libc::RTM_GETQDISC, traffic_control(0, 0, 0)),
+        Dump::Qdiscs => (libc::RTM_GETQDISC, traffic_control(0, 0, 0, 0)),
         Dump::Filters { index, parent } => {
-            (libc::RTM_GETTFILTER, traffic_control(index, 0, parent))
+            (libc::RTM_GETTFILTER, traffic_control(index, 0, parent, 0))
         }
     }
 }

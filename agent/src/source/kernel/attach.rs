@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::{
     HookStatus, Verdict,
     chain::{Way, tcx},
+    guard::{Filter, Guard},
     hooks::load_classifier,
     load::{CLASSIFIERS, Kernel, chain, find, map_mut},
 };
@@ -30,10 +31,11 @@ pub use interfaces::Options as InterfaceOptions;
 
 /// clsact, where there is no tcx: before every CNI.
 const CLSACT_PRIORITY: u16 = 1;
-/// Our own handle, so that our leftovers are recognised: "tw".
-const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0x7477);
-/// … of a trial, which must not take the place of an agent that is at work.
-const TRIAL_HANDLE: TcHandle = TcHandle::new(0, 0x7478);
+/// High half of our handles, so that our leftovers are recognised: "tw". The low half is the program's number: no two
+/// agents have the same handle.
+const CLSACT_HANDLE: u16 = 0x7477;
+/// … of a trial.
+const TRIAL_HANDLE: u16 = 0x7478;
 /// Value of the map of hooked interfaces for one whose other end is a guest of this host.
 const GUEST: u8 = 2;
 /// Somebody who also insists on the first place gets it for this long.
@@ -55,8 +57,7 @@ pub struct Attachments {
 struct Filters {
     /// For a moment only, beside an agent that may be at work.
     is_trial: bool,
-    /// Interfaces that were given the qdisc.
-    made: Vec<u32>,
+    guard: Guard,
 }
 
 struct Hooked {
@@ -207,11 +208,10 @@ impl Kernel {
         for index in gone {
             if let Some(hooked) = self.attachments.hooked.remove(&index) {
                 info!("{}: not watched any more", hooked.interface.name);
-                for (program, link) in hooked.links {
-                    detach(&mut self.ebpf, program, link);
-                }
+                self.unhook(index, hooked.links);
             }
         }
+        self.attachments.filters.guard.look_after();
         for interface in &choice.chosen {
             let known = self.attachments.hooked.contains_key(&interface.index);
             if known && self.is_first(interface) {
@@ -235,12 +235,11 @@ impl Kernel {
 
     /// Takes the packet hook off all interfaces, and every qdisc away that was made for it.
     pub(super) fn leave_interfaces(&mut self) {
-        for (_, hooked) in std::mem::take(&mut self.attachments.hooked) {
-            for (program, link) in hooked.links {
-                detach(&mut self.ebpf, program, link);
-            }
+        for (index, hooked) in std::mem::take(&mut self.attachments.hooked) {
+            self.unhook(index, hooked.links);
         }
-        for index in std::mem::take(&mut self.attachments.filters.made) {
+        let _alone = clsact::Turn::take();
+        for index in self.attachments.filters.guard.made() {
             if let Err(error) = clsact::remove_if_empty(index) {
                 warn!("the clsact qdisc of interface {index} stays: {error}");
             }
@@ -285,9 +284,7 @@ impl Kernel {
                 "{}: another program took the first place, or ours away; going back to it",
                 interface.name
             );
-            for (program, link) in before.links {
-                detach(&mut self.ebpf, program, link);
-            }
+            self.unhook(interface.index, before.links);
         }
         let mut hooked = Hooked {
             interface: interface.clone(),
@@ -307,15 +304,20 @@ impl Kernel {
                     self.attachments
                         .failed
                         .insert(interface.name.clone(), error);
-                    for (program, link) in hooked.links {
-                        detach(&mut self.ebpf, program, link);
-                    }
+                    self.unhook(interface.index, hooked.links);
                     return;
                 }
             }
         }
         info!("{}: watched ({})", interface.name, interface.why);
         self.attachments.hooked.insert(interface.index, hooked);
+    }
+
+    fn unhook(&mut self, index: u32, links: Vec<(&'static str, SchedClassifierLinkId)>) {
+        for (program, link) in links {
+            detach(&mut self.ebpf, program, link);
+        }
+        self.attachments.filters.guard.forget(index);
     }
 }
 
@@ -345,47 +347,75 @@ fn attach(
     side: Side,
     filters: &mut Filters,
 ) -> Result<(SchedClassifierLinkId, bool), String> {
-    let name = &interface.name;
-    let side = match side {
-        Side::Ingress => TcAttachType::Ingress,
-        Side::Egress => TcAttachType::Egress,
-    };
     let classifier = load_classifier(ebpf, program).map_err(|e| chain(&e))?;
     // By trying, not by version: distributions backport.
-    let tcx =
-        classifier.attach_with_options(name, side, TcAttachOptions::TcxOrder(LinkOrder::first()));
-    let tcx_error = match tcx {
+    let tcx = classifier.attach_with_options(
+        &interface.name,
+        attach_type(side),
+        TcAttachOptions::TcxOrder(LinkOrder::first()),
+    );
+    let error = match tcx {
         Ok(link) => return Ok((link, true)),
-        Err(error) => error,
+        Err(error) => chain(&error),
     };
-    if !filters.is_trial {
-        // Before 6.6 filters survive the process: sweep what a killed one has left.
-        let _ = tc::qdisc_detach_program(name, side, program);
+    filters
+        .attach(classifier, interface, program, side)
+        .map(|link| (link, false))
+        .map_err(|why| format!("tcx: {error}; clsact: {why}"))
+}
+
+fn attach_type(side: Side) -> TcAttachType {
+    match side {
+        Side::Ingress => TcAttachType::Ingress,
+        Side::Egress => TcAttachType::Egress,
     }
-    // That it is there already is an error like any other to aya.
-    if !clsact::is_there(interface.index).unwrap_or(false) {
-        if let Err(error) = tc::qdisc_add_clsact(name) {
-            return Err(format!(
-                "tcx: {}; clsact: {}",
-                chain(&tcx_error),
-                chain(&error)
-            ));
-        }
-        filters.made.push(interface.index);
-    }
-    let options = NlOptions {
-        priority: CLSACT_PRIORITY,
-        handle: if filters.is_trial {
+}
+
+impl Filters {
+    /// Sets one, and before it the qdisc if the interface has none.
+    fn attach(
+        &mut self,
+        classifier: &mut SchedClassifier,
+        interface: &Interface,
+        program: &str,
+        side: Side,
+    ) -> Result<SchedClassifierLinkId, String> {
+        let number = classifier.info().map_err(|error| chain(&error))?.id();
+        let high = if self.is_trial {
             TRIAL_HANDLE
         } else {
             CLSACT_HANDLE
-        },
-        ..NlOptions::default()
-    };
-    classifier
-        .attach_with_options(name, side, TcAttachOptions::Netlink(options))
-        .map(|link| (link, false))
-        .map_err(|error| format!("tcx: {}; clsact: {}", chain(&tcx_error), chain(&error)))
+        };
+        let handle = TcHandle::new(high, number as u16);
+        let _alone = clsact::Turn::take();
+        if !self.is_trial {
+            // They survive the process: sweep what a killed one without guard has left.
+            let _ = tc::qdisc_detach_program(&interface.name, attach_type(side), program);
+        }
+        // That it is there already is an error like any other to aya.
+        if !clsact::is_there(interface.index).unwrap_or(false) {
+            self.guard.qdisc(interface.index);
+            tc::qdisc_add_clsact(&interface.name).map_err(|error| chain(&error))?;
+        }
+        let filter = Filter {
+            side,
+            handle: handle.into(),
+            program: number,
+        };
+        self.guard.filter(interface.index, filter);
+        let options = NlOptions {
+            priority: CLSACT_PRIORITY,
+            handle,
+            ..NlOptions::default()
+        };
+        classifier
+            .attach_with_options(
+                &interface.name,
+                attach_type(side),
+                TcAttachOptions::Netlink(options),
+            )
+            .map_err(|error| chain(&error))
+    }
 }
 
 fn detach(ebpf: &mut Ebpf, program: &str, link: SchedClassifierLinkId) {

@@ -10,6 +10,7 @@ mod counters;
 mod diagnostics;
 mod ethtool;
 mod events;
+pub mod guard;
 mod hooks;
 mod idle;
 mod load;

@@ -318,7 +318,7 @@ fn tc(command: &str, last: &str) {
 
 #[test]
 fn filters_are_listed_and_an_empty_clsact_is_removed() {
-    use clsact::{Side, filters, is_there, remove_if_empty};
+    use clsact::{Side, filters, is_there, remove_filter, remove_if_empty};
     in_new_namespace(|| {
         ip("link add p type veth peer name q");
         let index = index_of(&Snapshot::read().unwrap(), "p");
@@ -336,9 +336,10 @@ fn filters_are_listed_and_an_empty_clsact_is_removed() {
         assert_eq!((&found[0].name, found[0].program), (&None, None));
         remove_if_empty(index).unwrap();
         assert!(is_there(index).unwrap(), "somebody's filter is on it");
-        tc("filter del dev p", "egress");
+        remove_filter(index, Side::Egress, &found[0]).unwrap();
+        assert_eq!(filters(index, Side::Egress).unwrap(), []);
         remove_if_empty(index).unwrap();
         assert!(!is_there(index).unwrap());
-        assert!(remove_if_empty(index).is_err(), "there is none");
+        remove_if_empty(index).expect("where there is none, nothing is to be done");
     });
 }
