@@ -17,7 +17,7 @@ use crate::{
     kernel_facts::interfaces::Changes,
     recorder::Recorder,
     sink::{HookState, HookStatus, Ready, Sink as _, Sinks, WallClock, http::Pages},
-    source::kernel::{Kernel, Verdict, monotonic_ns},
+    source::kernel::{Due, Kernel, Verdict, monotonic_ns},
     state::State,
 };
 
@@ -146,15 +146,11 @@ impl Agent {
     /// Reads the counters, judges, and tells what changed.
     fn look(&mut self, config: &Config) -> anyhow::Result<()> {
         self.follow_clock(config);
-        let census = match self.kernel.census(config.census_interval) {
-            Ok(census) => census,
-            Err(error) => {
-                warn!("the census failed: {error:#}");
-                None
-            }
-        };
         self.engine.events(&self.kernel.events()?);
-        let mut snapshot = self.kernel.snapshot(census)?;
+        let mut snapshot = self.kernel.snapshot(&Due {
+            interval: config.census_interval,
+            near: config.thresholds.local.critical_utilization,
+        })?;
         snapshot.behind = self.kernel.behind(&self.engine.wanted());
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
