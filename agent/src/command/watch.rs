@@ -151,7 +151,7 @@ impl Agent {
             interval: config.census_interval,
             near: config.thresholds.local.critical_utilization,
         })?;
-        snapshot.behind = self.kernel.behind(&self.engine.wanted());
+        snapshot.translations = self.kernel.translations(self.engine.wanted());
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
         if let (Some(recorder), Some(ring)) = (&mut self.recorder, self.kernel.recorder()) {

@@ -64,7 +64,7 @@ impl Kernel {
             answers: Vec::new(),
             openers,
             globals,
-            behind: Vec::new(),
+            translations: Vec::new(),
             surroundings: self.surroundings(),
         };
         Ok(snapshot)
