@@ -40,6 +40,7 @@
 pub mod agent;
 pub mod bench;
 pub mod config;
+mod conntrack;
 pub mod holder;
 pub mod host;
 mod ioctl;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde_json::Value;
-use support::{Place, watch};
+use support::{Place, watch_at};
 use tuplewatch_tests::prelude::*;
 use tuplewatch_tests::report::ConnectionEvent;
 
@@ -51,12 +51,18 @@ struct FewPorts {
 
 impl FewPorts {
     fn new(ports: u16) -> Result<Self> {
+        Self::counted(ports, "1s")
+    }
+
+    /// Sockets are counted at this interval.
+    fn counted(ports: u16, census: &str) -> Result<Self> {
         let pair = Pair::new(PairConfig::default())?;
         let range = format!("40000 {}", 39_999 + ports);
         pair.client.sysctl("net.ipv4.ip_local_port_range", range)?;
         pair.client.sysctl("net.ipv4.tcp_tw_reuse", 0)?;
         let server = pair.server.serve(&ServeConfig::new(pair.service()))?;
-        let agent = watch(&pair.client, &[])?;
+        let netns = pair.client.netns_inode().to_string();
+        let agent = watch_at(&pair.client, census, &["--netns", &netns])?;
         Ok(Self {
             pair,
             agent,

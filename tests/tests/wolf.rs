@@ -1,9 +1,8 @@
 //! What must not cry wolf: traffic that fails or looks strange for other reasons than a want of source
 //! ports. Each trouble gets its own name and raises no alert in any state; what is no trouble gets none.
 //!
-//! Those that show as a bare ACK are in `look_alikes.rs`. A lab cannot make a full conntrack table (its
-//! limit belongs to the whole machine) nor the allowances of an ENA device: those rules have unit tests,
-//! as has a clock that jumps (`core/alert/jump.rs`).
+//! Those that show as a bare ACK are in `look_alikes.rs`. A lab cannot make the allowances of an ENA device:
+//! that rule has unit tests.
 
 mod support;
 
@@ -11,10 +10,14 @@ mod support;
 mod busy;
 #[path = "wolf/loss.rs"]
 mod loss;
+#[path = "wolf/paused.rs"]
+mod paused;
 #[path = "wolf/server.rs"]
 mod server;
 #[path = "wolf/strangers.rs"]
 mod strangers;
+#[path = "wolf/tracked.rs"]
+mod tracked;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;

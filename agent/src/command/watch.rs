@@ -17,7 +17,7 @@ use crate::{
     kernel_facts::interfaces::Changes,
     recorder::Recorder,
     sink::{HookState, HookStatus, Ready, Sink as _, Sinks, WallClock, http::Pages},
-    source::kernel::{Kernel, Verdict, monotonic_ns},
+    source::kernel::{Due, Kernel, Verdict, monotonic_ns},
     state::State,
 };
 
@@ -156,16 +156,12 @@ impl Agent {
     fn look(&mut self, config: &Config) -> anyhow::Result<()> {
         self.follow_clock(config);
         self.follow_placements();
-        let census = match self.kernel.census(config.census_interval) {
-            Ok(census) => census,
-            Err(error) => {
-                warn!("the census failed: {error:#}");
-                None
-            }
-        };
         self.engine.events(&self.kernel.events()?);
-        let mut snapshot = self.kernel.snapshot(census)?;
-        snapshot.behind = self.kernel.behind(&self.engine.wanted());
+        let mut snapshot = self.kernel.snapshot(&Due {
+            interval: config.census_interval,
+            near: config.thresholds.local.critical_utilization,
+        })?;
+        snapshot.translations = self.kernel.translations(self.engine.wanted());
         let mut changes = self.engine.snapshot(&snapshot);
         self.cgroups.name(&mut changes);
         if let (Some(recorder), Some(ring)) = (&mut self.recorder, self.kernel.recorder()) {

@@ -1,6 +1,9 @@
 //! Puts the core together: observations in, changes and overviews out.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
 
 use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey, Role};
 
@@ -10,7 +13,7 @@ use super::{
     egress::Egress,
     finding::{Finding, Verdict},
     mute::Mute,
-    observation::{Event, Snapshot, Space3},
+    observation::{Event, LookUp, Snapshot, Space3},
     placement::Placement,
     report::{Change, Overview, SpaceReport, Totals},
     rules::Rules,
@@ -23,8 +26,12 @@ use super::{
     time::Moment,
 };
 
-/// Port spaces looked up at one look: each costs a pass through the host's table of tracked connections.
-const LOOK_UPS: usize = 2;
+/// Port spaces looked up at one look.
+const LOOK_UPS: usize = 4;
+/// Source ports named with each.
+const LOOKED_UP_PORTS: usize = 32;
+/// So long a finding of sockets waits for the answer whether the wire tells it.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The core.
 #[derive(Debug, Default)]
@@ -33,6 +40,8 @@ pub struct Engine {
     tables: Tables,
     alerts: Alerts,
     look_alikes: BTreeMap<(Verdict, PortSpaceKey), Finding>,
+    /// Port spaces of sockets in trouble of which it is not known whether the wire tells it, and since when.
+    waiting: BTreeMap<PortSpaceKey, Moment>,
     globals: [u64; tuplewatch_common::record::Global::COUNT as usize],
     around: Around,
     now: Moment,
@@ -90,7 +99,17 @@ impl Engine {
             look: &look,
             now,
         };
-        let (look_alikes, findings): (Vec<_>, Vec<_>) = signature::evaluate(&context)
+        let mut judged = signature::evaluate(&context);
+        let began = std::mem::take(&mut self.waiting);
+        for finding in judged.unjoined {
+            let since = began.get(&finding.space).copied().unwrap_or(now);
+            self.waiting.insert(finding.space, since);
+            if now.since(since) >= PATIENCE {
+                judged.findings.push(finding);
+            }
+        }
+        let (look_alikes, findings): (Vec<_>, Vec<_>) = judged
+            .findings
             .into_iter()
             .partition(|finding| finding.verdict.is_look_alike());
         let mut changes = self
@@ -173,24 +192,30 @@ impl Engine {
         suspects
     }
 
-    /// Port spaces of the wire in trouble that this host may translate, of which it was not looked up lately
-    /// what is behind them: the next snapshot can tell.
+    /// Port spaces in trouble that this host may translate, of which it was not looked up lately what they are at
+    /// the other point: the next snapshot can tell. First those of sockets that wait to be told.
     #[must_use]
-    pub fn wanted(&self) -> Vec<Space3> {
+    pub fn wanted(&self) -> Vec<LookUp> {
         let alerts = self.alerts.live().map(|alert| &alert.finding);
         let findings = alerts.chain(self.look_alikes.values());
-        let mut wanted: Vec<Space3> = findings
-            .map(|finding| &finding.space)
-            .filter(|key| key.point == Point::Wire as u8 && key.role == Role::Initiator as u8)
-            .map(Space3::from)
-            // What is about a whole host or source has no connections of its own.
-            .filter(|space| space.responder_port != 0 && space.initiator != [0; 16])
-            .filter(|space| self.tables.is_look_up_due(space, self.now))
-            .collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        wanted.truncate(LOOK_UPS);
-        wanted
+        let on_wire = findings.map(|finding| &finding.space).filter(|key| {
+            key.point == Point::Wire as u8
+                && key.role == Role::Initiator as u8
+                // What is about a whole host or source has no connections of its own.
+                && key.responder_port != 0
+                && key.initiator != [0; 16]
+        });
+        let mut known = HashSet::new();
+        let wanted = self.waiting.keys().chain(on_wire).filter_map(|key| {
+            let (space, point) = (Space3::from(key), Point::from_u8(key.point));
+            let is_due = self.tables.is_look_up_due(&space, point, self.now);
+            (is_due && known.insert((point, space))).then(|| LookUp {
+                space,
+                point,
+                ports: self.tables.latest_ports(key, LOOKED_UP_PORTS),
+            })
+        });
+        wanted.take(LOOK_UPS).collect()
     }
 
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.

@@ -42,11 +42,34 @@ pub struct Snapshot {
     pub openers: Vec<(OpenerKey, Opener)>,
     /// What is counted once per host, by [`Global`].
     pub globals: [u64; Global::COUNT as usize],
-    /// What is behind port spaces of the wire that [`super::engine::Engine::wanted`] named: those before
-    /// translation on this host.
-    pub behind: Vec<(Space3, BTreeSet<Space3>)>,
+    /// What [`super::engine::Engine::wanted`] asked for, as far as it could be looked up.
+    pub translations: Vec<Translation>,
     /// What is known of the host around them.
     pub surroundings: Surroundings,
+}
+
+/// A port space of which the core wants to know what this host translates it to or from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookUp {
+    /// The port space.
+    pub space: Space3,
+    /// Where it was seen: on the wire it is asked what it was before translation, at the sockets what it
+    /// becomes.
+    pub point: Point,
+    /// Some source ports of its connections, latest first: to look one up costs next to nothing, to look for
+    /// all of a port space takes a pass through the host's table.
+    pub ports: Vec<u16>,
+}
+
+/// The answer to a [`LookUp`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The port space asked for.
+    pub space: Space3,
+    /// Where it was seen.
+    pub point: Point,
+    /// What it is at the other point; empty where nothing is translated.
+    pub others: BTreeSet<Space3>,
 }
 
 /// An HTTP/1 conversation as it stands.

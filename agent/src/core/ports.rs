@@ -99,6 +99,14 @@ impl Ports {
         self.last.iter().map(|(port, _)| *port).collect()
     }
 
+    /// Up to `most` of the ports seen last, the latest first.
+    #[must_use]
+    pub fn latest(&self, most: usize) -> Vec<u16> {
+        let mut ports = self.last.clone();
+        ports.sort_unstable_by_key(|(port, seen)| (std::cmp::Reverse(*seen), *port));
+        ports.into_iter().take(most).map(|(p, _)| p).collect()
+    }
+
     /// Share of new ports among the latest completed handshakes, half as many as there are ports: 1
     /// while a pool is handed out for the first time, 0 when each port comes again. `None` before so
     /// many handshakes were completed, and where there was no room for all ports.
@@ -154,6 +162,9 @@ mod tests {
         ports.note(Moment(1), &[40_001], 1, 9);
         ports.note(Moment(2), &[40_000, 40_001, 40_000], 3, 9);
         assert_eq!(ports.sorted(), [40_000, 40_001]);
+        ports.note(Moment(5_000_000_000), &[40_001], 4, 9);
+        assert_eq!(ports.latest(9), [40_001, 40_000]);
+        assert_eq!(ports.latest(1), [40_001]);
         assert!(ports.news.is_none() && ports.last.capacity() == 2);
         assert_eq!(ports.news_share(), None);
     }

@@ -13,7 +13,7 @@ use tuplewatch_common::{
 use super::{
     finding::Pool,
     idle::Idles,
-    observation::{Event, EventKind, Snapshot, Space3},
+    observation::{Event, EventKind, Snapshot, Space3, Translation},
     openers::{OpenerRate, Openers},
     packed::Packed,
     report::Totals,
@@ -68,6 +68,8 @@ pub struct Tables {
     joined_sockets: HashSet<PortSpaceKey>,
     /// What conntrack said is behind port spaces of the wire, and when.
     behind: HashMap<Space3, (Moment, BTreeSet<Space3>)>,
+    /// What it said those of sockets become on the wire, and when.
+    beyond: HashMap<Space3, (Moment, BTreeSet<Space3>)>,
     recent_socket: VecDeque<(u32, PortSpaceKey)>,
     recent_wire: VecDeque<(u32, Space3)>,
     /// Pools that were known before a restart, until they are inferred again.
@@ -113,8 +115,17 @@ impl Tables {
                 self.paced(now, key, pace);
             }
         }
-        for (wire, originals) in &snapshot.behind {
-            self.behind.insert(*wire, (now, originals.clone()));
+        for Translation {
+            space,
+            point,
+            others,
+        } in &snapshot.translations
+        {
+            let known = match point {
+                Point::Wire => &mut self.behind,
+                Point::Socket => &mut self.beyond,
+            };
+            known.insert(*space, (now, others.clone()));
         }
         self.ports(snapshot);
         self.sweep(now, keep, rules);
@@ -206,31 +217,59 @@ impl Tables {
         has_wire || self.joined_sockets.contains(socket)
     }
 
-    /// Whether it was not looked up lately what is behind a port space of the wire.
+    /// Whether it was not looked up lately what a port space is at the other point.
     #[must_use]
-    pub fn is_look_up_due(&self, wire: &Space3, now: Moment) -> bool {
-        let known = self.behind.get(wire);
+    pub fn is_look_up_due(&self, space: &Space3, point: Point, now: Moment) -> bool {
+        let known = match point {
+            Point::Wire => &self.behind,
+            Point::Socket => &self.beyond,
+        };
+        let known = known.get(space);
         known.is_none_or(|(at, _)| now.since(*at) >= LOOK_UP)
+    }
+
+    /// Whether it is known what a socket's connections become on the wire.
+    #[must_use]
+    pub fn is_translation_known(&self, socket: &PortSpaceKey) -> bool {
+        self.beyond.contains_key(&Space3::from(socket)) || self.joined_sockets.contains(socket)
     }
 
     /// Port spaces of the wire that a socket's connections have after translation, as far as that was
     /// looked up.
     pub fn translated(&self, socket: &PortSpaceKey) -> impl Iterator<Item = &Space> {
         let own = Space3::from(socket);
-        let wires = self.behind.iter();
-        wires
-            .filter(move |(_, (_, originals))| originals.contains(&own))
-            .filter_map(|(wire, _)| {
-                let key = PortSpaceKey {
-                    initiator: wire.initiator,
-                    responder: wire.responder,
-                    responder_port: wire.responder_port,
-                    role: Role::Initiator as u8,
-                    point: Point::Wire as u8,
-                    netns: 0,
-                };
-                self.spaces.get(&key).map(|space| &**space)
-            })
+        let behind = self.behind.iter();
+        let behind = behind.filter(|(_, (_, originals))| originals.contains(&own));
+        let beyond = self.beyond.get(&own).into_iter();
+        let wires: BTreeSet<&Space3> = beyond
+            .flat_map(|(_, wires)| wires)
+            .chain(behind.map(|(wire, _)| wire))
+            .collect();
+        wires.into_iter().filter_map(|wire| {
+            let key = PortSpaceKey {
+                initiator: wire.initiator,
+                responder: wire.responder,
+                responder_port: wire.responder_port,
+                role: Role::Initiator as u8,
+                point: Point::Wire as u8,
+                netns: 0,
+            };
+            self.spaces.get(&key).map(|space| &**space)
+        })
+    }
+
+    /// Up to `most` source ports of a port space, as far as they are known: of refused SYNs, then of completed
+    /// handshakes, the latest first.
+    #[must_use]
+    pub fn latest_ports(&self, key: &PortSpaceKey, most: usize) -> Vec<u16> {
+        let Some(space) = self.spaces.get(key) else {
+            return Vec::new();
+        };
+        let refused = space.samples().rev().map(|refused| refused.sample.port);
+        let completed = space.ports.as_ref().map(|ports| ports.latest(most));
+        let mut known = HashSet::new();
+        let all = refused.chain(completed.into_iter().flatten());
+        all.filter(|port| known.insert(*port)).take(most).collect()
     }
 
     /// The processes behind a port space, busiest first: of the same addresses, and those behind a
@@ -423,8 +462,9 @@ impl Tables {
         if now >= self.remembered_until {
             self.remembered.clear();
         }
-        self.behind
-            .retain(|_, (at, _)| now.since(*at) < LOOK_UP * 10);
+        for known in [&mut self.behind, &mut self.beyond] {
+            known.retain(|_, (at, _)| now.since(*at) < LOOK_UP * 10);
+        }
         if self.forgotten.len() > FORGOTTEN {
             self.forgotten.clear();
         }

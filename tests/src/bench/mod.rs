@@ -7,6 +7,7 @@ mod capture;
 mod census;
 mod connections;
 mod footprint;
+mod held;
 mod packet;
 mod replay;
 mod traffic;
@@ -37,6 +38,8 @@ pub enum Part {
     Connections,
     /// Memory, and time from the start to the first observation.
     Footprint,
+    /// Memory with a million held four-tuples.
+    Held,
     /// Time and memory of the census with 100,000 idle connections.
     Census,
     /// Packets per second and memory of `replay`, against tcpdump and tshark.
@@ -64,6 +67,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if wanted(Part::Footprint) {
         footprint::run(options)?;
+    }
+    if wanted(Part::Held) {
+        held::run(options)?;
     }
     if wanted(Part::Census) {
         census::run(options)?;

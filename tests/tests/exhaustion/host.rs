@@ -70,12 +70,13 @@ fn connect_finds_no_port() -> Result<()> {
     .record()
 }
 
-/// bind() to port 0 takes a port for all destinations together: one pool per source address.
+/// bind() to port 0 takes a port for all destinations together: one pool per source address. All ports are gone
+/// between two looks, and no pass of the census would be due for a minute.
 #[test]
 fn bind_then_connect_finds_no_port() -> Result<()> {
-    let scene = FewPorts::new(64)?;
+    let scene = FewPorts::counted(64, "60s")?;
     let load = scene.load(LoadConfig {
-        rate: 20.0,
+        rate: 200.0,
         source_address: Some(scene.pair.client_address()),
         ..LoadConfig::new(scene.pair.service())
     })?;

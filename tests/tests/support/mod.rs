@@ -27,11 +27,16 @@ pub fn watch(host: &Host, args: &[&str]) -> Result<Agent> {
 /// An agent in `host` that sees the sockets of every namespace, with every hook attached. It tells
 /// everything once a second.
 pub fn watch_all(host: &Host, args: &[&str]) -> Result<Agent> {
+    watch_at(host, "1s", args)
+}
+
+/// The same with another interval between two passes of the census.
+pub fn watch_at(host: &Host, census: &str, args: &[&str]) -> Result<Agent> {
     let mut all = vec![
         "--summary-interval",
         "1s",
         "--census-interval",
-        "1s",
+        census,
         "--top",
         "500",
     ];

@@ -166,7 +166,8 @@ pub(super) const OWN: &[Own] = &[
         "census_interval",
         "--census-interval",
         Kind::Text,
-        "a duration, or `auto`: 5s, less often where it would take more than 0.4 % of a CPU",
+        "a duration, or `auto`: 5s, less often where it would take more than 0.4 % of a CPU; at once where sockets bound before \
+         connect() may have used up their ports",
         "How often sockets are counted.",
         optional!(census_interval, interval, Duration::show),
     ),

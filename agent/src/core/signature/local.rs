@@ -18,12 +18,19 @@ pub fn conntrack_full(context: &Context<'_>, view: &View<'_>, loss: &Loss) -> Op
     let (entries, most) = (known.conntrack_count?, known.conntrack_max?);
     // Packets are dropped for want of memory as well, so the table must really be full.
     (most > 0 && entries * 100 >= most * 95).then(|| {
+        // At the responder nobody sees which SYN stays without answer in the end.
+        let missing = if view.is_initiator() {
+            format!(
+                "{} of {} got no answer",
+                loss.lost,
+                count(loss.opens, "open")
+            )
+        } else {
+            format!("{} came again", count(loss.retransmits, "SYN"))
+        };
         let summary = format!(
-            "{}: {} of {} got no answer while the conntrack table was full ({entries} of {most} \
-             entries, {} dropped)",
+            "{}: {missing} while the conntrack table was full ({entries} of {most} entries, {} dropped)",
             place(view.key),
-            loss.lost,
-            count(loss.opens, "open"),
             count(dropped.1, "packet"),
         );
         let words = Words {

@@ -232,10 +232,20 @@ const REFRESH: [(Verdict, Refresh); 10] = [
     }),
 ];
 
+/// What the rules find.
+#[derive(Debug, Default)]
+pub struct Judged {
+    /// To be told.
+    pub findings: Vec<Finding>,
+    /// Of sockets of which nobody has looked up whether this host translates their connections: if it does, the
+    /// wire tells the same under other addresses.
+    pub unjoined: Vec<Finding>,
+}
+
 /// Judges everything that is busy or in trouble.
 #[must_use]
-pub fn evaluate(context: &Context<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
+pub fn evaluate(context: &Context<'_>) -> Judged {
+    let mut judged = Judged::default();
     for (key, space) in context.tables.symptomatic() {
         let context = &context.at(key);
         if key.role == Role::Unknown as u8 || !has_recent_symptoms(context, space) {
@@ -245,10 +255,19 @@ pub fn evaluate(context: &Context<'_>) -> Vec<Finding> {
         if is_told_by_the_wire(context, &view) {
             continue;
         }
-        findings.extend(RULES.iter().flat_map(|r| r.judge(context, Some(&view))));
+        let is_joined = key.point == Point::Wire as u8
+            || key.role != Role::Initiator as u8
+            || context.tables.is_translation_known(key);
+        let found = if is_joined {
+            &mut judged.findings
+        } else {
+            &mut judged.unjoined
+        };
+        found.extend(RULES.iter().flat_map(|r| r.judge(context, Some(&view))));
     }
-    findings.extend(RULES.iter().flat_map(|r| r.judge(context, None)));
-    findings
+    let host = RULES.iter().flat_map(|r| r.judge(context, None));
+    judged.findings.extend(host);
+    judged
 }
 
 /// The present finding of an alert that fires already, and whether it still has symptoms.

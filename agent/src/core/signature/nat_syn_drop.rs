@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::core::{
         egress::{Group, Members},
-        observation::Space3,
+        observation::{Space3, Translation},
         signature::testing::{Script, key, opens_to},
     };
 
@@ -263,21 +263,34 @@ mod tests {
             pid: 4711,
             pad: 0,
         };
-        let mut asked = 0;
+        let mut asked = Vec::new();
         host.run(80, |h, second| {
-            let wanted = h.wanted();
-            asked += wanted.len();
-            for space in wanted {
-                assert_eq!(space, Space3::from(&wire));
-                h.behind.push((space, [Space3::from(&pod)].into()));
+            for wanted in h.wanted() {
+                asked.push(wanted.point);
+                let (same, other) = match wanted.point {
+                    Point::Wire => (wire, pod),
+                    Point::Socket => (pod, wire),
+                };
+                assert_eq!(wanted.space, Space3::from(&same));
+                h.translations.push(Translation {
+                    space: wanted.space,
+                    point: wanted.point,
+                    others: [Space3::from(&other)].into(),
+                });
             }
+            assert!(
+                h.findings().iter().all(|f| f.space == wire),
+                "not told under the pod's address first"
+            );
             h.served(opens_to(20), 2);
             full(h, wire, second, 0);
             full(h, pod, second, 0);
             let known = h.openers.entry(opener).or_default();
             known.opens += 4;
         });
-        assert!((1..=2).contains(&asked), "{asked} times");
+        let times = |point| asked.iter().filter(|asked| **asked == point).count();
+        assert!((1..=2).contains(&times(Point::Wire)), "{asked:?}");
+        assert_eq!(times(Point::Socket), 1);
         let finding = host.finding(Verdict::NatSynDrop);
         assert_eq!(finding.space, wire);
         let pids: Vec<u32> = finding.opened_by.iter().map(|o| o.pid).collect();

@@ -14,7 +14,7 @@ use crate::core::{
     egress::{Egress, Group, Host},
     engine::Engine,
     finding::{Finding, Verdict},
-    observation::{Snapshot, Space3},
+    observation::{LookUp, Snapshot, Translation},
     profile,
     surroundings::{LocalPorts, Surroundings},
     threshold::Thresholds,
@@ -61,8 +61,8 @@ pub struct Script {
     pub openers: BTreeMap<OpenerKey, Opener>,
     /// Source ports of handshakes completed in this second.
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
-    /// What conntrack says is behind port spaces of the wire.
-    pub behind: Vec<(Space3, std::collections::BTreeSet<Space3>)>,
+    /// What conntrack says.
+    pub translations: Vec<Translation>,
     /// HTTP/1 conversations with news.
     pub talks: Vec<crate::core::observation::Talk>,
     /// Connections that make no progress.
@@ -100,7 +100,7 @@ impl Script {
             ports: Vec::new(),
             talks: Vec::new(),
             stalled: Vec::new(),
-            behind: Vec::new(),
+            translations: Vec::new(),
             idle: crate::core::idle::IdleNews::default(),
             local_ports: None,
             netns: NetnsCounters::default(),
@@ -206,7 +206,7 @@ impl Script {
                 answers: Vec::new(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),
                 globals: self.globals,
-                behind: std::mem::take(&mut self.behind),
+                translations: std::mem::take(&mut self.translations),
                 surroundings: Surroundings {
                     own_netns: OWN,
                     local_ports: self.local_ports.map(|p| (OWN, p)).into_iter().collect(),
@@ -231,8 +231,8 @@ impl Script {
         verdicts
     }
 
-    /// Port spaces of the wire of which the core wants to know what is behind them.
-    pub fn wanted(&self) -> Vec<Space3> {
+    /// Port spaces of which the core wants to know what they are at the other point.
+    pub fn wanted(&self) -> Vec<LookUp> {
         self.engine.wanted()
     }
 
@@ -244,7 +244,8 @@ impl Script {
         found.remove(0)
     }
 
-    fn findings(&self) -> Vec<Finding> {
+    /// Look-alikes, and what the alerts that fire found.
+    pub fn findings(&self) -> Vec<Finding> {
         let overview = self.engine.overview(0);
         let firing = overview
             .alerts

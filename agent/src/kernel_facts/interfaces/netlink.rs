@@ -111,6 +111,33 @@ impl Socket {
         }
     }
 
+    /// Asks for one object and gives the payload of the answer to `each`; false if there is none (`ENOENT`).
+    pub(crate) fn get(
+        &mut self,
+        kind: u16,
+        fixed: &[u8],
+        each: impl FnOnce(&[u8]),
+    ) -> io::Result<bool> {
+        self.sequence += 1;
+        let message = request(kind, 0, self.sequence, fixed);
+        rustix::net::send(&self.socket, &message, SendFlags::empty())?;
+        let mut buffer = [0; 4096];
+        loop {
+            let (length, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
+            let answer = Messages(&buffer[..length])
+                .find(|message| message.sequence_number() == self.sequence);
+            let Some(answer) = answer else { continue };
+            if answer.message_type() != NLMSG_ERROR {
+                each(answer.payload());
+                return Ok(true);
+            }
+            return match outcome(&answer) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+                other => other.map(|()| false),
+            };
+        }
+    }
+
     /// Asks for a change, and waits for the kernel's word on it.
     pub(super) fn change(&mut self, kind: u16, fixed: &[u8]) -> io::Result<()> {
         self.sequence += 1;

@@ -16,6 +16,7 @@ use tuplewatch_common::{address::PortSpaceKey, record::CensusRow};
 
 use super::{
     batch,
+    bound::Pools,
     load::{Kernel, chain},
 };
 use crate::core::surroundings::LocalPorts;
@@ -30,12 +31,46 @@ pub struct CensusState {
     at: Option<Instant>,
     /// Source ports of the network namespaces that the latest pass found.
     pub(super) local_ports: BTreeMap<u32, LocalPorts>,
+    /// What bound sockets may have taken since.
+    pub(super) pools: Pools,
 }
+
+/// When a census is due.
+#[derive(Clone, Copy, Debug)]
+pub struct Due {
+    /// Every so often; without it every five seconds, and less often on a host whose tables are so large
+    /// that it would take more than 0.4 % of a CPU.
+    pub interval: Option<Duration>,
+    /// At once when bound sockets may have come to take this share of the ports of their address, as long as
+    /// that takes less than 4 % of a CPU.
+    pub near: f64,
+}
+
+/// A row for each port space that has sockets.
+pub type Rows = Vec<(PortSpaceKey, CensusRow)>;
 
 /// How often there is a census unless somebody asks for another interval.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Then it may take this share of one CPU.
+/// Then it may take this share of one CPU …
 const SHARE: u32 = 250;
+/// … and this one where ports may be running out.
+const SHARE_NEAR: u32 = 25;
+
+impl CensusState {
+    fn is_due(&self, due: &Due) -> bool {
+        let Some(since) = self.at.map(|at| at.elapsed()) else {
+            return true;
+        };
+        let interval = due
+            .interval
+            .unwrap_or_else(|| INTERVAL.max(self.took * SHARE));
+        // Asked once per second: half of that is no reason to wait for the next time.
+        if since + Duration::from_millis(500) >= interval {
+            return true;
+        }
+        since >= self.took * SHARE_NEAR && self.pools.may_be_used_up(&self.local_ports, due.near)
+    }
+}
 
 impl Kernel {
     /// The first pass, which also remembers the connections that are older than the agent.
@@ -43,47 +78,37 @@ impl Kernel {
         self.walk("census_seed", 0)
     }
 
-    /// A pass, if one is due: every `interval`; without one every five seconds, and less often on a host
-    /// whose tables are so large that it would take more than 0.4 % of a CPU.
+    /// A pass, if one is due.
     ///
     /// # Errors
     /// The error of a system call.
-    pub fn census(
-        &mut self,
-        interval: Option<Duration>,
-    ) -> anyhow::Result<Option<Vec<(PortSpaceKey, CensusRow)>>> {
-        if !self.has_census {
-            return Ok(None);
-        }
-        let due = interval.unwrap_or_else(|| INTERVAL.max(self.census.took * SHARE));
-        // Asked once per second: half of that is no reason to wait for the next time.
-        let slack = Duration::from_millis(500);
-        if self.census.at.is_some_and(|at| at.elapsed() + slack < due) {
+    pub(super) fn census(&mut self, due: &Due) -> anyhow::Result<Option<Rows>> {
+        if !self.has_census || !self.census.is_due(due) {
             return Ok(None);
         }
         self.pass().map(Some)
     }
 
-    fn pass(&mut self) -> anyhow::Result<Vec<(PortSpaceKey, CensusRow)>> {
+    /// A pass over all sockets.
+    ///
+    /// # Errors
+    /// The error of a system call.
+    pub(super) fn pass(&mut self) -> anyhow::Result<Rows> {
         let started = Instant::now();
         self.census.pass = self.census.pass.wrapping_add(1).max(1);
         let pass = self.census.pass;
         self.walk("census_listeners", pass)?;
         self.walk("census_established", pass)?;
         self.census.local_ports = self.namespaces()?;
-        let all: Vec<(PortSpaceKey, CensusRow)> = batch::read(self.hash("CENSUS")?)?;
-        self.forget(&all, pass)?;
+        let mut rows: Rows = batch::read(self.hash("CENSUS")?)?;
+        self.forget(&rows, pass)?;
+        let all = rows.len();
+        rows.retain(|(_, row)| row.pass == pass);
+        self.census.pools.counted(&rows);
         self.census.took = started.elapsed();
         self.census.at = Some(started);
-        debug!(
-            "census {pass}: {} port spaces in {:?}",
-            all.len(),
-            self.census.took
-        );
-        Ok(all
-            .into_iter()
-            .filter(|(_, row)| row.pass == pass)
-            .collect())
+        debug!("census {pass}: {all} port spaces in {:?}", self.census.took);
+        Ok(rows)
     }
 
     fn walk(&mut self, program: &str, pass: u32) -> anyhow::Result<()> {

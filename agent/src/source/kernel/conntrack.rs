@@ -1,21 +1,18 @@
-//! What is behind connections that this host translates: one question to conntrack, when a finding needs
-//! to know who opens them (`nfnetlink_conntrack.h`; CAP_NET_ADMIN).
+//! What this host translates connections to and from: a question to conntrack, when a finding needs to know
+//! who opens them, or whether it is told at the other point (`nfnetlink_conntrack.h`; CAP_NET_ADMIN).
 //!
 //! The packets on the wire have the addresses after masquerade or a service's translation, the sockets
-//! those before. The kernel is asked for the entries whose answers come from the responder to the
-//! translated address, whatever their ports.
+//! those before. Where source ports are known the kernel is asked for those connections, one look-up in its hash
+//! table each; else for all entries between the two ends, which takes a pass through the table.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs, io,
-    path::Path,
-};
+use std::{collections::BTreeSet, fs, io, net::IpAddr, path::Path, time::Instant};
 
 use rustix::net::{SocketFlags, netlink::NETFILTER};
-use tuplewatch_common::address::{Address, v4_mapped};
+use tracing::debug;
+use tuplewatch_common::address::{Address, Point, v4_mapped};
 
 use crate::{
-    core::observation::{Space3, ip},
+    core::observation::{LookUp, Space3, Translation, ip},
     kernel_facts::interfaces::netlink::{Attributes, Socket},
 };
 
@@ -39,37 +36,87 @@ const NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 /// `CTA_PROTO_DST_PORT`.
 const TARGET_PORT: u16 = 3;
+/// `CTA_FILTER_ORIG_FLAGS`.
+const ORIGINAL_FLAGS: u16 = 1;
 /// `CTA_FILTER_REPLY_FLAGS`.
 const REPLY_FLAGS: u16 = 2;
-/// `CTA_FILTER_FLAG(CTA_IP_SRC)`, `CTA_IP_DST`, `CTA_PROTO_NUM` and `CTA_PROTO_SRC_PORT`.
-const BY_ENDS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 4;
+/// `CTA_FILTER_FLAG(CTA_IP_SRC)`, `CTA_IP_DST` and `CTA_PROTO_NUM`.
+const BY_ENDS: u32 = 1 | 1 << 1 | 1 << 3;
+/// `CTA_FILTER_FLAG(CTA_PROTO_SRC_PORT)`.
+const BY_SOURCE_PORT: u32 = 1 << 4;
+/// `CTA_FILTER_FLAG(CTA_PROTO_DST_PORT)`.
+const BY_TARGET_PORT: u32 = 1 << 5;
 const TCP: u8 = 6;
-/// Different originals of one port space that are kept: pods that share an address.
+/// Different port spaces at the other point that are kept: pods that share an address.
 const MOST: usize = 256;
+/// Time between the begins of two passes through the table, in times of what the latest took: 1 % of a CPU.
+const PACE: u32 = 100;
 
-/// The port spaces before translation, by those on the wire that are asked for. Empty where nothing is
-/// translated, or where conntrack cannot be asked.
-///
-/// # Errors
-/// The error of a system call.
-pub fn originals(wanted: &[Space3]) -> io::Result<BTreeMap<Space3, BTreeSet<Space3>>> {
-    let mut found = BTreeMap::new();
-    if wanted.is_empty() || !is_in_use() {
-        return Ok(found);
+/// Asks conntrack.
+#[derive(Debug, Default)]
+pub struct Conntrack {
+    /// No pass through the table before this.
+    not_before: Option<Instant>,
+}
+
+impl Conntrack {
+    /// What this host translates these port spaces to or from. Nothing where nothing is translated, or
+    /// where conntrack cannot be asked; no answer where it would take a pass through the table and the latest was not
+    /// long ago.
+    pub fn ask(&mut self, wanted: &[LookUp]) -> Vec<Translation> {
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        if !is_in_use() {
+            return wanted
+                .iter()
+                .map(|asked| translation(asked, BTreeSet::new()))
+                .collect();
+        }
+        let answers = wanted.iter().filter_map(|asked| {
+            // No answer is one too: it is not to be asked for at every look.
+            let others = self.look_up(asked).unwrap_or_else(|error| {
+                debug!("conntrack does not tell what is translated: {error}");
+                Some(BTreeSet::new())
+            });
+            Some(translation(asked, others?))
+        });
+        answers.collect()
     }
-    let mut socket = Socket::open_for(Some(NETFILTER), SocketFlags::empty())?;
-    for wire in wanted {
-        let originals: &mut BTreeSet<Space3> = found.entry(*wire).or_default();
-        socket.dump_of(GET, &question(wire), |message| {
-            if let Some(original) = original(message, wire)
-                && original != *wire
-                && originals.len() < MOST
+
+    fn look_up(&mut self, asked: &LookUp) -> io::Result<Option<BTreeSet<Space3>>> {
+        let mut socket = Socket::open_for(Some(NETFILTER), SocketFlags::empty())?;
+        let mut others = BTreeSet::new();
+        let mut take = |message: &[u8]| {
+            if let Some(other) = other(message, asked)
+                && others.len() < MOST
             {
-                originals.insert(original);
+                others.insert(other);
             }
-        })?;
+        };
+        let mut is_known = false;
+        for port in &asked.ports {
+            is_known |= socket.get(GET, &question(asked, Some(*port)), &mut take)?;
+        }
+        if !is_known {
+            let now = Instant::now();
+            if self.not_before.is_some_and(|at| now < at) {
+                return Ok(None);
+            }
+            socket.dump_of(GET, &question(asked, None), &mut take)?;
+            self.not_before = Some(now + now.elapsed() * PACE);
+        }
+        others.remove(&asked.space);
+        Ok(Some(others))
     }
-    Ok(found)
+}
+
+fn translation(asked: &LookUp, others: BTreeSet<Space3>) -> Translation {
+    Translation {
+        space: asked.space,
+        point: asked.point,
+        others,
+    }
 }
 
 /// Connections are tracked here, and asking loads no module: nothing is to be changed on the host.
@@ -82,38 +129,54 @@ fn is_in_use() -> bool {
     tracked && (!is_loadable || modules.join("nf_conntrack_netlink").exists())
 }
 
-/// The fixed part of a dump request, `struct nfgenmsg`, and the filter. Kernels before 5.8 do not know the
-/// filter and tell everything, so each answer is looked at all the same.
-fn question(wire: &Space3) -> Vec<u8> {
-    let (family, from, to, [source, target]) = match (ip(&wire.responder), ip(&wire.initiator)) {
-        (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) => (
-            libc::AF_INET,
-            from.octets().to_vec(),
-            to.octets().to_vec(),
-            [1, 2],
-        ),
-        _ => (
-            libc::AF_INET6,
-            wire.responder.to_vec(),
-            wire.initiator.to_vec(),
-            [3, 4],
-        ),
+/// The fixed part of a request, `struct nfgenmsg`, and the connection with that source port; without one the
+/// filter for a dump, which kernels before 5.8 do not know: they tell everything, so each answer is looked at
+/// all the same.
+///
+/// Of what was seen on the wire the answers' direction is known, of sockets that of the first packet.
+fn question(asked: &LookUp, port: Option<u16>) -> Vec<u8> {
+    let space = &asked.space;
+    let initiator = (&space.initiator, port);
+    let responder = (&space.responder, Some(space.responder_port));
+    let (direction, flags, from, to) = match asked.point {
+        Point::Wire => (REPLY, REPLY_FLAGS, responder, initiator),
+        Point::Socket => (ORIGINAL, ORIGINAL_FLAGS, initiator, responder),
     };
-    let addresses = [attribute(source, &from), attribute(target, &to)].concat();
-    let ports = [
-        attribute(NUMBER, &[TCP]),
-        attribute(SOURCE_PORT, &wire.responder_port.to_be_bytes()),
+    let (family, [source, target]) = match ip(&space.responder) {
+        IpAddr::V4(_) => (libc::AF_INET, [1, 2]),
+        IpAddr::V6(_) => (libc::AF_INET6, [3, 4]),
+    };
+    let bytes = |address: &Address| match ip(address) {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    let addresses = [
+        attribute(source, &bytes(from.0)),
+        attribute(target, &bytes(to.0)),
     ]
     .concat();
+    let mut ports = attribute(NUMBER, &[TCP]);
+    let mut filter = BY_ENDS;
+    for (kind, flag, port) in [
+        (SOURCE_PORT, BY_SOURCE_PORT, from.1),
+        (TARGET_PORT, BY_TARGET_PORT, to.1),
+    ] {
+        if let Some(port) = port {
+            ports.extend(attribute(kind, &port.to_be_bytes()));
+            filter |= flag;
+        }
+    }
     let tuple = [
         attribute(TUPLE_IP | NESTED, &addresses),
         attribute(TUPLE_PROTO | NESTED, &ports),
     ]
     .concat();
     let mut bytes = vec![u8::try_from(family).unwrap_or_default(), 0, 0, 0];
-    bytes.extend(attribute(REPLY | NESTED, &tuple));
-    let flags = attribute(REPLY_FLAGS, &BY_ENDS.to_ne_bytes());
-    bytes.extend(attribute(FILTER | NESTED, &flags));
+    bytes.extend(attribute(direction | NESTED, &tuple));
+    if port.is_none() {
+        let flags = attribute(flags, &filter.to_ne_bytes());
+        bytes.extend(attribute(FILTER | NESTED, &flags));
+    }
     bytes
 }
 
@@ -162,8 +225,8 @@ impl Direction {
     }
 }
 
-/// The port space that the initiator of an entry meant, if its answers are those of `wire`.
-fn original(message: &[u8], wire: &Space3) -> Option<Space3> {
+/// What the port space of a look-up is at the other point by this entry, if it is one of its connections.
+fn other(message: &[u8], asked: &LookUp) -> Option<Space3> {
     let (mut original, mut reply) = (None, None);
     for (kind, value) in Attributes::new(message.get(4..)?) {
         match kind & !NESTED {
@@ -173,14 +236,21 @@ fn original(message: &[u8], wire: &Space3) -> Option<Space3> {
         }
     }
     let (original, reply) = (original?, reply?);
-    let is_asked_for = reply.source == wire.responder
-        && reply.target == wire.initiator
-        && reply.source_port == wire.responder_port;
-    is_asked_for.then_some(Space3 {
+    let at_socket = Space3 {
         initiator: original.source,
         responder: original.target,
         responder_port: original.target_port,
-    })
+    };
+    let on_wire = Space3 {
+        initiator: reply.target,
+        responder: reply.source,
+        responder_port: reply.source_port,
+    };
+    let (own, other) = match asked.point {
+        Point::Wire => (on_wire, at_socket),
+        Point::Socket => (at_socket, on_wire),
+    };
+    (own == asked.space).then_some(other)
 }
 
 #[cfg(test)]
@@ -236,33 +306,56 @@ mod tests {
         message
     }
 
+    fn look_up(point: Point, space: Space3) -> LookUp {
+        LookUp {
+            space,
+            point,
+            ports: Vec::new(),
+        }
+    }
+
     #[test]
-    fn the_original_of_an_entry_is_found_by_its_answers() {
+    fn an_entry_joins_the_two_points() {
         let wire = space([10, 79, 1, 2], [203, 0, 113, 10], 8080);
         let pod = space([10, 90, 0, 2], [10, 96, 0, 10], 80);
-        assert_eq!(original(&entry(TCP), &wire), Some(pod));
-        assert_eq!(original(&entry(17), &wire), None);
-        let other = Space3 {
+        let (on_wire, at_socket) = (look_up(Point::Wire, wire), look_up(Point::Socket, pod));
+        assert_eq!(other(&entry(TCP), &on_wire), Some(pod));
+        assert_eq!(other(&entry(TCP), &at_socket), Some(wire));
+        assert_eq!(other(&entry(17), &on_wire), None);
+        let elsewhere = Space3 {
             responder_port: 8081,
             ..wire
         };
-        assert_eq!(original(&entry(TCP), &other), None);
+        assert_eq!(other(&entry(TCP), &look_up(Point::Wire, elsewhere)), None);
+        assert_eq!(other(&entry(TCP), &look_up(Point::Socket, wire)), None);
         for cut in 0..entry(TCP).len() {
-            let _ = original(&entry(TCP)[..cut], &wire);
+            let _ = other(&entry(TCP)[..cut], &on_wire);
         }
     }
 
     #[test]
     fn the_question_names_both_ends_and_the_port() {
         let wire = space([10, 79, 1, 2], [203, 0, 113, 10], 8080);
-        let bytes = question(&wire);
+        for (point, ends, ports) in [
+            (Point::Wire, [wire.responder, wire.initiator], [8080, 0]),
+            (Point::Socket, [wire.initiator, wire.responder], [0, 8080]),
+        ] {
+            let bytes = question(&look_up(point, wire), None);
+            let parts: Vec<_> = Attributes::new(&bytes[4..]).collect();
+            assert_eq!((bytes[0], parts.len()), (2, 2));
+            let asked = Direction::read(parts[0].1).unwrap();
+            assert_eq!([asked.source, asked.target], ends);
+            assert_eq!([asked.source_port, asked.target_port], ports);
+        }
+    }
+
+    #[test]
+    fn one_connection_is_asked_for_by_its_whole_tuple() {
+        let wire = space([10, 79, 1, 2], [203, 0, 113, 10], 8080);
+        let bytes = question(&look_up(Point::Wire, wire), Some(33_333));
         let parts: Vec<_> = Attributes::new(&bytes[4..]).collect();
-        assert_eq!((bytes[0], parts.len()), (2, 2));
-        let reply = Direction::read(parts[0].1).unwrap();
-        assert_eq!(
-            (reply.source, reply.target),
-            (wire.responder, wire.initiator)
-        );
-        assert_eq!((reply.source_port, reply.target_port), (8080, 0));
+        assert_eq!(parts.len(), 1, "no filter");
+        let asked = Direction::read(parts[0].1).unwrap();
+        assert_eq!((asked.source_port, asked.target_port), (8080, 33_333));
     }
 }

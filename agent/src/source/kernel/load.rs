@@ -108,6 +108,7 @@ pub struct Kernel {
     /// HTTP/1 conversations, unless nobody looks for them.
     pub(super) talks: Option<Talks>,
     pub(super) counters: super::counters::Reader,
+    pub(super) conntrack: super::conntrack::Conntrack,
     recorder: Option<Ring>,
     /// When everything had been loaded and what was there before had been noted.
     pub(super) started_ns: u64,
@@ -228,6 +229,7 @@ impl Kernel {
             pending,
             talks,
             counters: super::counters::Reader::new(&options.netns),
+            conntrack: super::conntrack::Conntrack::default(),
             recorder,
             started_ns: 0,
             idle_resets: Vec::new(),

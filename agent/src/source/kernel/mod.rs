@@ -2,6 +2,7 @@
 
 pub mod attach;
 mod batch;
+mod bound;
 mod census;
 mod chain;
 mod clock;
@@ -26,6 +27,7 @@ mod surroundings;
 mod talks;
 mod trial;
 
+pub use census::Due;
 pub use chain::{Other, Way};
 pub use clock::{local_ports, monotonic_ns};
 pub use load::{Kernel, LoadError, Options, PACKET_LOSS};

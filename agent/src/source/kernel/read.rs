@@ -7,14 +7,16 @@ use aya::{
     maps::{Array, HashMap, PerCpuArray},
     programs::{RawTracePoint, RawTracePointRunOptions},
 };
+use tracing::warn;
 use tuplewatch_common::{
-    address::PortSpaceKey,
     observe::is_expired,
-    record::{CensusRow, Global, Opener, OpenerKey, OpenerRef},
+    record::{Global, Opener, OpenerKey, OpenerRef},
 };
 
 use super::{
-    batch, clock,
+    batch,
+    census::Due,
+    clock,
     load::{Kernel, map_mut},
 };
 use crate::core::{observation::Snapshot, time::Moment};
@@ -29,16 +31,18 @@ const PATIENCE_NS: u64 = 30_000_000_000;
 const PATIENCE_FULL_NS: u64 = 3_000_000_000;
 
 impl Kernel {
-    /// Everything counted, now.
+    /// Everything counted, now, with a census if one is due.
     ///
     /// # Errors
     /// The error of a system call on a map.
-    pub fn snapshot(
-        &mut self,
-        census: Option<Vec<(PortSpaceKey, CensusRow)>>,
-    ) -> anyhow::Result<Snapshot> {
+    pub fn snapshot(&mut self, due: &Due) -> anyhow::Result<Snapshot> {
         self.sweep()?;
         let changed = self.spaces.look(&mut self.ebpf)?;
+        self.census.pools.note(&changed.bound_opens);
+        let census = self.census(due).unwrap_or_else(|error| {
+            warn!("the census failed: {error:#}");
+            None
+        });
         let talks = match &mut self.talks {
             Some(talks) => talks.look(&self.ebpf)?,
             None => Vec::new(),
@@ -60,7 +64,7 @@ impl Kernel {
             answers: Vec::new(),
             openers,
             globals,
-            behind: Vec::new(),
+            translations: Vec::new(),
             surroundings: self.surroundings(),
         };
         Ok(snapshot)

@@ -45,6 +45,7 @@ struct Seen {
     /// Looks without any change.
     quiet: u32,
     ports_told: u32,
+    bound_opens: u64,
 }
 
 /// What has changed since the last look.
@@ -54,6 +55,8 @@ pub struct Changed {
     pub spaces: Vec<(PortSpaceKey, PortSpace)>,
     /// Source ports of completed handshakes.
     pub ports: Vec<(PortSpaceKey, Vec<u16>)>,
+    /// How many bound sockets were opened since.
+    pub bound_opens: Vec<(PortSpaceKey, u64)>,
 }
 
 impl Spaces {
@@ -158,6 +161,12 @@ impl Spaces {
                     .ports
                     .push((slot.key, slot.counters.first_ports[told..noted].to_vec()));
                 seen.ports_told = noted as u32;
+            }
+            let bound_opens = slot.counters.bound_opens;
+            if bound_opens > seen.bound_opens {
+                let more = bound_opens - seen.bound_opens;
+                changed.bound_opens.push((slot.key, more));
+                seen.bound_opens = bound_opens;
             }
             changed.spaces.push((slot.key, slot.counters));
         }

@@ -1,26 +1,61 @@
 //! What the host around the port spaces is like: port ranges and counters, by network namespace.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
+use std::{collections::HashSet, ptr::addr_of, time::Instant};
+
+use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey};
+
+use super::{clock, load::Kernel};
+use crate::core::{
+    observation::{LookUp, Space3, Translation},
+    surroundings::Surroundings,
 };
 
-use tracing::debug;
-
-use super::{clock, conntrack, load::Kernel};
-use crate::core::{observation::Space3, surroundings::Surroundings};
+/// Opens that wait of which one port space's translation is looked up.
+const WAITING: usize = 64;
 
 impl Kernel {
-    /// What is behind port spaces of the wire that this host translates, one answer for each.
-    pub fn behind(&mut self, wanted: &[Space3]) -> Vec<(Space3, BTreeSet<Space3>)> {
-        let mut found = conntrack::originals(wanted).unwrap_or_else(|error| {
-            debug!("conntrack does not tell who is behind a translation: {error}");
-            BTreeMap::new()
-        });
-        // No answer is one too: it is not to be asked for at every look.
-        wanted
-            .iter()
-            .map(|wire| (*wire, found.remove(wire).unwrap_or_default()))
+    /// What this host translates these port spaces to or from, as far as it can be looked up now.
+    pub fn translations(&mut self, mut wanted: Vec<LookUp>) -> Vec<Translation> {
+        for asked in &mut wanted {
+            if asked.point == Point::Wire {
+                // Those that wait for an answer first: they are what the trouble is about.
+                let mut ports = self.waiting_ports(&asked.space);
+                ports.append(&mut asked.ports);
+                asked.ports = ports;
+            }
+        }
+        self.conntrack.ask(&wanted)
+    }
+
+    /// Source ports of opens that wait on the wire. A record of the kernel side has no port but a hash of its
+    /// connection, which one of all ports must have.
+    fn waiting_ports(&self, space: &Space3) -> Vec<u16> {
+        let mut hashes = HashSet::new();
+        for index in 0..self.pending.len() {
+            let place = self.pending.at(index);
+            // SAFETY: a valid place; a place that is free has 0 here.
+            if unsafe { addr_of!((*place).handshake.hash).read_volatile() } == 0 {
+                continue;
+            }
+            let handshake = self.pending.get(index).handshake;
+            let is_of_it = |key: PortSpaceKey| Space3::from(&key) == *space;
+            if self.spaces.key(handshake.space).is_some_and(is_of_it) {
+                hashes.insert(handshake.hash);
+            }
+        }
+        if hashes.is_empty() {
+            return Vec::new();
+        }
+        let tuple = |initiator_port| FourTuple {
+            initiator: space.initiator,
+            responder: space.responder,
+            responder_port: space.responder_port,
+            initiator_port,
+            pad: 0,
+        };
+        (1..=u16::MAX)
+            .filter(|port| hashes.contains(&tuple(*port).hash()))
+            .take(WAITING)
             .collect()
     }
 
