@@ -4,6 +4,7 @@ mod archive;
 mod guest;
 mod jobs;
 mod kernels;
+mod own;
 mod page;
 mod qemu;
 mod suites;
@@ -97,10 +98,22 @@ pub fn command(paths: &Paths, args: &Args) -> Result<bool> {
         list();
         return Ok(true);
     }
-    let plan = plan(&args.kernel, &args.job, args.all)?;
+    let (own, kernels): (Vec<String>, Vec<String>) = {
+        let asked = args.kernel.iter().cloned();
+        asked.partition(|name| name == own::NAME)
+    };
+    // Nothing but this machine's own was asked for.
+    let plan = if kernels.is_empty() && !own.is_empty() {
+        Vec::new()
+    } else {
+        plan(&kernels, &args.job, args.all)?
+    };
     setup::ensure(paths, Needs::BUILD | Needs::VM)?;
     build::build(paths, &build::Args::ebpf_only(args.agent.is_some()))?;
     let agent = args.agent.clone().unwrap_or_else(|| paths.agent(false));
+    if args.all || !own.is_empty() {
+        own::run(paths, &agent)?;
+    }
     let runs = run(paths, &plan, &agent, args.patience)?;
     Ok(conclude(&runs))
 }
@@ -126,6 +139,7 @@ fn list() {
         let always: Vec<_> = always.map(|job| job.name).collect();
         println!("  {:<12} {}", kernel.name, always.join(", "));
     }
+    println!("  {:<12} (this machine's)", own::NAME);
     println!("tests:");
     for job in jobs::ALL {
         println!("  {}", job.name);
@@ -182,6 +196,9 @@ fn known<'a>(asked: &[String], names: impl Iterator<Item = &'a str>) -> Result<(
 /// # Errors
 /// If there is no QEMU, or the tests do not build.
 fn run(paths: &Paths, plan: &[Planned], agent: &Path, patience: u32) -> Result<Vec<Run>> {
+    if plan.is_empty() {
+        return Ok(Vec::new());
+    }
     fs::create_dir_all(folder(paths)).context("making target/vm")?;
     let jobs = plan.iter().flat_map(|(_, jobs)| jobs);
     let mut tests: Vec<&str> = jobs.map(|job| job.test).collect();

@@ -37,7 +37,7 @@ pub const ALL: &[Job] = &[
         tests: &["content_ipv4", "content_ipv6"],
         always: EVERYWHERE,
         parameters: "",
-        limit: 150,
+        limit: 300,
     },
     Job {
         name: "incident",
@@ -53,7 +53,7 @@ pub const ALL: &[Job] = &[
         tests: &["healed_ipv6"],
         always: &[],
         parameters: "",
-        limit: 300,
+        limit: 500,
     },
     Job {
         name: "loopback",

@@ -60,6 +60,18 @@ pub fn record(paths: &Paths, kernel: &str, found: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Whether a kernel's row can say something of what was found: it is of the same release, or is to be written.
+///
+/// # Errors
+/// If the page cannot be read.
+pub fn is_of(paths: &Paths, kernel: &str, found: &Value) -> Result<bool> {
+    let path = page(paths);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let row = Table::read(&text, "hooks")?.rows.remove(kernel);
+    let is_same = row.is_some_and(|row| found["release"] == row[0].as_str());
+    Ok(is_same || env::var_os("TUPLEWATCH_BLESS").is_some())
+}
+
 /// The kernel's release, how interfaces are hooked, and each hook's state.
 fn verdicts(found: &Value) -> Result<Vec<String>> {
     let text = |value: &Value| value.as_str().unwrap_or("–").to_owned();
