@@ -3,6 +3,7 @@
 //! A reader follows a packet: [`source`] hands observations to [`core`], whose rules
 //! ([`core::signature`]) make findings and alerts of them, which the [`sink`]s show.
 
+pub mod clocks;
 pub mod command;
 pub mod config;
 pub mod core;

@@ -6,9 +6,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
-use crate::core::time::Moment;
+use crate::{clocks::clock_ns, core::time::Moment};
 
 /// A difference below this is the jitter of reading two clocks and the slewing of NTP; above, the
 /// time of day was set or the host slept.
@@ -153,12 +153,6 @@ impl Offsets {
     }
 }
 
-/// What a clock of the host shows, in nanoseconds.
-pub(crate) fn clock_ns(id: ClockId) -> i64 {
-    let t = clock_gettime(id);
-    t.tv_sec * 1_000_000_000 + t.tv_nsec
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,8 +171,7 @@ mod tests {
     #[test]
     fn live_moments_are_monotonic_and_follow_a_step() {
         let clock = WallClock::live();
-        let t = clock_gettime(ClockId::Monotonic);
-        let now = Moment((t.tv_sec * 1_000_000_000 + t.tv_nsec) as u64);
+        let now = Moment(clock_ns(ClockId::Monotonic).cast_unsigned());
         let off = |t: SystemTime| {
             let now = SystemTime::now();
             now.duration_since(t).unwrap_or_else(|e| e.duration())

@@ -19,7 +19,6 @@ use crate::core::{
 };
 
 pub use clock::WallClock;
-pub(crate) use clock::clock_ns;
 pub use hooks::{HookState, HookStatus, Ready};
 
 /// Something that tells people or programs what was found.

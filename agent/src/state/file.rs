@@ -10,7 +10,7 @@ use std::{
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
-use crate::{core::saved::Saved, sink::clock_ns};
+use crate::{clocks::clock_ns, core::saved::Saved};
 
 /// Its name in the directory.
 pub(super) const NAME: &str = "state.json";

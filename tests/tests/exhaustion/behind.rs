@@ -65,6 +65,7 @@ impl Node {
         let path = file.path().to_string_lossy().into_owned();
         let inodes = [node, &pods[0], &pods[1]].map(|host| host.netns_inode().to_string());
         let mut args = vec!["--interface", "eth0", "--config", &path];
+        args.extend(["--log", "tuplewatch::source::kernel::conntrack=debug,warn"]);
         for inode in &inodes {
             args.extend(["--netns", inode]);
         }
@@ -121,6 +122,34 @@ impl Node {
 fn pods_behind_masquerade() -> Result<()> {
     let node = Node::new("")?;
     node.run(node.lab.service())?;
+    Ok(())
+}
+
+/// A hundred thousand other connections are tracked: those in trouble are looked up one by one. Only what the
+/// sockets' SYNs become, whose ports nobody knows, takes a pass through the table.
+#[test]
+fn among_a_hundred_thousand() -> Result<()> {
+    let node = Node::new("")?;
+    node.lab.clients[0].track(100_000)?;
+    node.run(node.lab.service())?;
+    let log = node.agent.stderr();
+    let lines = |what: &str| {
+        let lines = log.iter().filter(|line| line.contains(what)).cloned();
+        lines.collect::<Vec<_>>()
+    };
+    let (single, passes) = (
+        lines("connections looked up"),
+        lines("a pass for its service"),
+    );
+    println!("{single:#?}\n{passes:#?}");
+    ensure!(
+        !single.is_empty() && single.iter().all(|line| line.contains("at the wire")),
+        "{single:#?}"
+    );
+    ensure!(
+        passes.len() == 1 && passes[0].contains("at the socket"),
+        "{passes:#?}"
+    );
     Ok(())
 }
 

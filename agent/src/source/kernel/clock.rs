@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::core::surroundings::LocalPorts;
+use crate::{clocks::clock_ns, core::surroundings::LocalPorts};
 
 /// Ticks per second (`CONFIG_HZ`), which TIME_WAIT's timers count in. No interface tells it outright:
 /// the resolution of CLOCK_MONOTONIC_COARSE is one tick (`ktime_get_coarse`, `TICK_NSEC`).
@@ -16,8 +16,7 @@ pub fn ticks_per_second() -> u32 {
 /// Nanoseconds of CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+    clock_ns(rustix::time::ClockId::Monotonic).cast_unsigned()
 }
 
 /// Source ports of the network namespace that the agent runs in.

@@ -3,16 +3,22 @@
 //!
 //! The packets on the wire have the addresses after masquerade or a service's translation, the sockets
 //! those before. Where source ports are known the kernel is asked for those connections, one look-up in its hash
-//! table each; else for all entries between the two ends, which takes a pass through the table.
+//! table each; else for all entries of the service, which takes a pass through the table.
 
-use std::{collections::BTreeSet, fs, io, net::IpAddr, path::Path, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs, io,
+    net::IpAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use rustix::net::{SocketFlags, netlink::NETFILTER};
 use tracing::debug;
 use tuplewatch_common::address::{Address, Point, v4_mapped};
 
 use crate::{
-    core::observation::{LookUp, Space3, Translation, ip},
+    core::observation::{LookUp, Space3, Translation, ip, point_name},
     kernel_facts::interfaces::netlink::{Attributes, Socket},
 };
 
@@ -40,12 +46,12 @@ const TARGET_PORT: u16 = 3;
 const ORIGINAL_FLAGS: u16 = 1;
 /// `CTA_FILTER_REPLY_FLAGS`.
 const REPLY_FLAGS: u16 = 2;
-/// `CTA_FILTER_FLAG(CTA_IP_SRC)`, `CTA_IP_DST` and `CTA_PROTO_NUM`.
-const BY_ENDS: u32 = 1 | 1 << 1 | 1 << 3;
-/// `CTA_FILTER_FLAG(CTA_PROTO_SRC_PORT)`.
-const BY_SOURCE_PORT: u32 = 1 << 4;
-/// `CTA_FILTER_FLAG(CTA_PROTO_DST_PORT)`.
-const BY_TARGET_PORT: u32 = 1 << 5;
+/// `CTA_FILTER_FLAG(CTA_PROTO_NUM)`.
+const BY_PROTOCOL: u32 = 1 << 3;
+/// `CTA_FILTER_FLAG(CTA_IP_SRC)` and `CTA_PROTO_SRC_PORT`.
+const BY_SOURCE: u32 = 1 | 1 << 4;
+/// `CTA_FILTER_FLAG(CTA_IP_DST)` and `CTA_PROTO_DST_PORT`.
+const BY_TARGET: u32 = 1 << 1 | 1 << 5;
 const TCP: u8 = 6;
 /// Different port spaces at the other point that are kept: pods that share an address.
 const MOST: usize = 256;
@@ -67,55 +73,119 @@ impl Conntrack {
         if wanted.is_empty() {
             return Vec::new();
         }
-        if !is_in_use() {
-            return wanted
-                .iter()
-                .map(|asked| translation(asked, BTreeSet::new()))
-                .collect();
-        }
-        let answers = wanted.iter().filter_map(|asked| {
+        let answers = if is_in_use() {
+            self.look_up(wanted)
+        } else {
+            Ok(Answers::new())
+        };
+        let mut answers = answers.unwrap_or_else(|error| {
+            debug!("conntrack does not tell what is translated: {error}");
+            Answers::new()
+        });
+        let answers = wanted.iter().enumerate().filter_map(|(n, asked)| {
             // No answer is one too: it is not to be asked for at every look.
-            let others = self.look_up(asked).unwrap_or_else(|error| {
-                debug!("conntrack does not tell what is translated: {error}");
-                Some(BTreeSet::new())
-            });
-            Some(translation(asked, others?))
+            let mut others = answers.remove(&n).unwrap_or(Some(BTreeSet::new()))?;
+            others.remove(&asked.space);
+            Some(Translation {
+                space: asked.space,
+                point: asked.point,
+                others,
+            })
         });
         answers.collect()
     }
 
-    fn look_up(&mut self, asked: &LookUp) -> io::Result<Option<BTreeSet<Space3>>> {
+    fn look_up(&mut self, wanted: &[LookUp]) -> io::Result<Answers> {
         let mut socket = Socket::open_for(Some(NETFILTER), SocketFlags::empty())?;
-        let mut others = BTreeSet::new();
-        let mut take = |message: &[u8]| {
-            if let Some(other) = other(message, asked)
-                && others.len() < MOST
-            {
-                others.insert(other);
+        let mut answers = Answers::new();
+        let mut unknown: BTreeMap<_, Vec<(usize, &LookUp)>> = BTreeMap::new();
+        for (n, asked) in wanted.iter().enumerate() {
+            let mut others = BTreeSet::new();
+            let mut is_known = false;
+            for port in &asked.ports {
+                is_known |= socket.get(GET, &question(asked, Some(*port)), |message| {
+                    take(&mut others, message, asked);
+                })?;
             }
+            if is_known {
+                debug!(
+                    "{}: {} connections looked up",
+                    name(asked),
+                    asked.ports.len()
+                );
+                answers.insert(n, Some(others));
+            } else {
+                let service = (
+                    asked.point,
+                    asked.space.responder,
+                    asked.space.responder_port,
+                );
+                unknown.entry(service).or_default().push((n, asked));
+            }
+        }
+        for of_service in unknown.into_values() {
+            let mut found = self.pass(&mut socket, &of_service)?.map(Vec::into_iter);
+            for (n, _) in of_service {
+                answers.insert(n, found.as_mut().and_then(Iterator::next));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Looks through the whole table for the connections of one service; `None` if it is too early for that.
+    fn pass(
+        &mut self,
+        socket: &mut Socket,
+        wanted: &[(usize, &LookUp)],
+    ) -> io::Result<Option<Vec<BTreeSet<Space3>>>> {
+        let Some((_, first)) = wanted.first() else {
+            return Ok(None);
         };
-        let mut is_known = false;
-        for port in &asked.ports {
-            is_known |= socket.get(GET, &question(asked, Some(*port)), &mut take)?;
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            return Ok(None);
         }
-        if !is_known {
-            let now = Instant::now();
-            if self.not_before.is_some_and(|at| now < at) {
-                return Ok(None);
+        let mut sets = vec![BTreeSet::new(); wanted.len()];
+        let began = cpu_time();
+        socket.dump_of(GET, &question(first, None), |message| {
+            for (others, (_, asked)) in sets.iter_mut().zip(wanted) {
+                take(others, message, asked);
             }
-            socket.dump_of(GET, &question(asked, None), &mut take)?;
-            self.not_before = Some(now + now.elapsed() * PACE);
-        }
-        others.remove(&asked.space);
-        Ok(Some(others))
+        })?;
+        let took = cpu_time().saturating_sub(began);
+        self.not_before = Some(Instant::now() + took * PACE);
+        debug!(
+            "{}: a pass for its service, {took:?} of CPU time",
+            name(first)
+        );
+        Ok(Some(sets))
     }
 }
 
-fn translation(asked: &LookUp, others: BTreeSet<Space3>) -> Translation {
-    Translation {
-        space: asked.space,
-        point: asked.point,
-        others,
+/// By the place of a question among those asked: what was found, or nothing if that was not looked for.
+type Answers = HashMap<usize, Option<BTreeSet<Space3>>>;
+
+/// CPU time of this thread, the kernel's work for it included.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.try_into().unwrap_or_default()
+}
+
+/// A port space, for the log.
+fn name(asked: &LookUp) -> String {
+    format!(
+        "{} → {}:{} at the {}",
+        ip(&asked.space.initiator),
+        ip(&asked.space.responder),
+        asked.space.responder_port,
+        point_name(asked.point)
+    )
+}
+
+fn take(others: &mut BTreeSet<Space3>, message: &[u8], asked: &LookUp) {
+    if let Some(other) = other(message, asked)
+        && others.len() < MOST
+    {
+        others.insert(other);
     }
 }
 
@@ -130,14 +200,14 @@ fn is_in_use() -> bool {
 }
 
 /// The fixed part of a request, `struct nfgenmsg`, and the connection with that source port; without one the
-/// filter for a dump, which kernels before 5.8 do not know: they tell everything, so each answer is looked at
-/// all the same.
+/// filter for a dump of all connections to the service. Kernels before 5.8 do not know filters and tell
+/// everything, so each answer is looked at all the same.
 ///
 /// Of what was seen on the wire the answers' direction is known, of sockets that of the first packet.
 fn question(asked: &LookUp, port: Option<u16>) -> Vec<u8> {
     let space = &asked.space;
-    let initiator = (&space.initiator, port);
-    let responder = (&space.responder, Some(space.responder_port));
+    let initiator = port.map(|port| (&space.initiator, port));
+    let responder = Some((&space.responder, space.responder_port));
     let (direction, flags, from, to) = match asked.point {
         Point::Wire => (REPLY, REPLY_FLAGS, responder, initiator),
         Point::Socket => (ORIGINAL, ORIGINAL_FLAGS, initiator, responder),
@@ -146,25 +216,20 @@ fn question(asked: &LookUp, port: Option<u16>) -> Vec<u8> {
         IpAddr::V4(_) => (libc::AF_INET, [1, 2]),
         IpAddr::V6(_) => (libc::AF_INET6, [3, 4]),
     };
-    let bytes = |address: &Address| match ip(address) {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    };
-    let addresses = [
-        attribute(source, &bytes(from.0)),
-        attribute(target, &bytes(to.0)),
-    ]
-    .concat();
-    let mut ports = attribute(NUMBER, &[TCP]);
-    let mut filter = BY_ENDS;
-    for (kind, flag, port) in [
-        (SOURCE_PORT, BY_SOURCE_PORT, from.1),
-        (TARGET_PORT, BY_TARGET_PORT, to.1),
+    let (mut addresses, mut ports) = (Vec::new(), attribute(NUMBER, &[TCP]));
+    let mut filter = BY_PROTOCOL;
+    for (end, address_kind, port_kind, flag) in [
+        (from, source, SOURCE_PORT, BY_SOURCE),
+        (to, target, TARGET_PORT, BY_TARGET),
     ] {
-        if let Some(port) = port {
-            ports.extend(attribute(kind, &port.to_be_bytes()));
-            filter |= flag;
-        }
+        let Some((address, port)) = end else { continue };
+        let bytes = match ip(address) {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+        };
+        addresses.extend(attribute(address_kind, &bytes));
+        ports.extend(attribute(port_kind, &port.to_be_bytes()));
+        filter |= flag;
     }
     let tuple = [
         attribute(TUPLE_IP | NESTED, &addresses),
@@ -334,15 +399,15 @@ mod tests {
     }
 
     #[test]
-    fn the_question_names_both_ends_and_the_port() {
+    fn a_pass_is_for_a_service() {
         let wire = space([10, 79, 1, 2], [203, 0, 113, 10], 8080);
         for (point, ends, ports) in [
-            (Point::Wire, [wire.responder, wire.initiator], [8080, 0]),
-            (Point::Socket, [wire.initiator, wire.responder], [0, 8080]),
+            (Point::Wire, [wire.responder, [0; 16]], [8080, 0]),
+            (Point::Socket, [[0; 16], wire.responder], [0, 8080]),
         ] {
             let bytes = question(&look_up(point, wire), None);
             let parts: Vec<_> = Attributes::new(&bytes[4..]).collect();
-            assert_eq!((bytes[0], parts.len()), (2, 2));
+            assert_eq!((bytes[0], parts.len()), (2, 2), "a tuple and a filter");
             let asked = Direction::read(parts[0].1).unwrap();
             assert_eq!([asked.source, asked.target], ends);
             assert_eq!([asked.source_port, asked.target_port], ports);
