@@ -75,7 +75,6 @@ const TUPLE: Needs = Needs::essential(CONNECTION);
 const TUPLE_DETAIL: Needs = Needs::detail(CONNECTION);
 const CGROUP: Needs = Needs::detail(&[Lifecycle]);
 const PROGRESS: Needs = Needs::detail(&[Retransmit, Census]);
-const RESET_DETAIL: Needs = Needs::detail(&[ReceiveReset]);
 const IDLE: Needs = Needs::detail(&[Retransmit, ReceiveReset, Census]);
 const WALK: Needs = Needs::essential(&[Census]);
 const ROW: Needs = Needs::detail(&[Census]);
@@ -106,10 +105,7 @@ layout! {
         /// ends in an odd pointer.
         skc_nulls_node: sock_common "skc_nulls_node" 16 WALK;
         /// Flags of the socket, by the numbers of `enum sock_flags`.
-        skc_flags: sock_common "skc_flags" 8 PROGRESS;
-        /// Interface that the socket is bound to, or 0.
-        skc_bound_dev_if: sock_common "skc_bound_dev_if" 4 ROW;
-
+        skc_flags: sock_common "skc_flags" 8 IDLE;
         // struct inet_sock, struct tcp_sock, struct inet_connection_sock: full sockets only.
 
         /// Own port, network order. It is still 0 at SYN_SENT → CLOSE only if connect() found no port.
@@ -153,7 +149,7 @@ layout! {
         /// Window or keep-alive probes in a row without an answer.
         icsk_probes_out: inet_connection_sock "icsk_probes_out" 1 IDLE;
         /// Idle time before the first keep-alive probe in jiffies, 0 for that of the namespace.
-        keepalive_time: tcp_sock "keepalive_time" 4 PROGRESS;
+        keepalive_time: tcp_sock "keepalive_time" 4 IDLE;
 
         /// The retransmission time-out in jiffies, doubled as often as `icsk_backoff` says.
         icsk_rto: inet_connection_sock "icsk_rto" 4 PROGRESS;
@@ -183,7 +179,7 @@ layout! {
         /// `net.ipv4.tcp_keepalive_intvl` of the namespace, in jiffies.
         net_keepalive_intvl: net "ipv4.sysctl_tcp_keepalive_intvl" 4 PROGRESS;
         /// `net.ipv4.tcp_keepalive_time` of the namespace, in jiffies.
-        net_keepalive_time: net "ipv4.sysctl_tcp_keepalive_time" 4 PROGRESS;
+        net_keepalive_time: net "ipv4.sysctl_tcp_keepalive_time" 4 IDLE;
         /// Pointer to the bitmap of `net.ipv4.ip_local_reserved_ports`.
         net_reserved_ports: net "ipv4.sysctl_local_reserved_ports" 8 ROW;
         /// Pointer to the bind bucket of a socket's port.
