@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use support::{Place, SECOND, fresh, total, watch, watch_all};
-use tuplewatch_tests::{prelude::*, truth::TimeWaitSample};
+use tuplewatch_tests::{patience, prelude::*, truth::TimeWaitSample};
 
 /// Connections per second of each of the two clients.
 const RATE: f64 = 20.0;
@@ -90,18 +90,31 @@ fn run(incident: &Incident) -> Result<Outcome> {
     })
 }
 
-/// An alert tells of what came since the first symptom. On a slow machine SYNs come again before that, and after their
-/// SYN-ACK.
-fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
-    assert_eq!(
-        total(space, "syn_retransmits") + total(space, "duplicate_syns"),
-        repeats,
-        "{space}"
+/// RSTs that answered bare ACKs. On an emulated machine an answer may come after the three seconds in which an open
+/// without outcome is given up; it is not counted then.
+fn check_resets(alert: &Value, space: &Value, answers: u64) {
+    let told = count(alert, "rsts");
+    let given_up = total(space, "abandoned") + total(space, "syn_timeouts");
+    let late = if patience() > 1 { given_up } else { 0 };
+    assert!(
+        (answers.saturating_sub(late)..=answers).contains(&told),
+        "{told} RSTs of {answers}, {given_up} given up: {alert}"
     );
+}
+
+/// SYNs that came again. On an emulated machine they also do before the first symptom, with which an alert begins, and
+/// from another port of the NAT without a bare ACK before: to the agent that is an open of its own.
+fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
+    let seen = total(space, "syn_retransmits") + total(space, "duplicate_syns");
+    if patience() > 1 {
+        assert!(seen <= repeats, "{seen} of {repeats}: {space}");
+    } else {
+        assert_eq!(seen, repeats, "{space}");
+    }
     let told = count(alert, "syn_retransmits");
     assert!(
-        (count(alert, "healed")..=repeats).contains(&told),
-        "{told} of {repeats}: {alert}"
+        (count(alert, "healed")..=seen).contains(&told),
+        "{told} of {seen}: {alert}"
     );
 }
 
@@ -116,7 +129,7 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
     assert_eq!(alert["server.address"], incident.service().ip().to_string());
     assert_eq!(alert["server.port"], incident.service().port());
     assert_eq!(count(alert, "refused_syns"), server.counters.refused_in());
-    assert_eq!(count(alert, "rsts"), server.counters.rst_to_syn_in);
+    check_resets(alert, &outcome.server_space, server.counters.rst_to_syn_in);
     check_repeats(alert, &outcome.server_space, server.counters.syn_repeat_in);
     assert_eq!(
         count(alert, "ports_seen"),
@@ -157,7 +170,7 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
         println!("{name}: {}", serde_json::to_string_pretty(alert)?);
         assert_eq!(alert["role"], "initiator");
         assert_eq!(count(alert, "refused_syns"), client.counters.refused_out());
-        assert_eq!(count(alert, "rsts"), client.counters.rst_to_syn_out);
+        check_resets(alert, space, client.counters.rst_to_syn_out);
         check_repeats(alert, space, client.counters.syn_repeat_out);
         assert_eq!(count(alert, "time_wait_peak"), 0, "the server closes first");
         let opener = &alert["opened_by"][0];

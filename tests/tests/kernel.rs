@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::loaded_programs;
 use serde_json::{Value, json};
-use support::kernel::{Held, has_tcx};
+use support::kernel::{Held, has_tcx, passed_over};
 use support::{Place, SECOND, fresh, number, total, watch};
 use tuplewatch_tests::prelude::*;
 
@@ -88,23 +88,27 @@ fn content(family: Family) -> Result<()> {
     })?;
     let place = Place::socket(pair.client_address(), pair.service());
     let opens = CLOSED + KEPT as u64;
-    // Sockets and counts are not read at the same moment.
-    let settled = |space: &Value| {
+    // Sockets and counts are not read at the same moment. What the kernel has not told cannot be counted; it cuts
+    // the program's name to 15 characters.
+    let missed = || passed_over(agent.pid(), "inet_sock_set_s");
+    let settled = |space: &Value, missed: u64| {
+        let told = opens.saturating_sub(missed)..=opens;
         space["in_use"] == KEPT
             && space["time_wait"]["total"] == CLOSED
-            && total(space, "opens") == opens
-            && total(space, "established") == opens
+            && told.contains(&total(space, "opens"))
+            && told.contains(&total(space, "established"))
     };
     let mut space = place.of(&fresh(&agent)?)?;
     for _ in 0..20 {
-        if settled(&space) {
+        if settled(&space, missed()?) {
             break;
         }
         space = place.of(&fresh(&agent)?)?;
     }
+    let missed = missed()?;
     ensure!(
-        settled(&space),
-        "not {KEPT} in use, {CLOSED} in TIME_WAIT, {opens} opens: {space}"
+        settled(&space, missed),
+        "not {KEPT} in use, {CLOSED} in TIME_WAIT, {opens} opens (the program was passed over {missed} times): {space}"
     );
     let table = pair.client.tcp_states()?;
     ensure!(table.count("TIME_WAIT") as u64 == number(&space["time_wait"], "total"));

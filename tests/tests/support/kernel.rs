@@ -83,6 +83,33 @@ impl Held {
     }
 }
 
+/// How often the kernel has passed over a program of a process because the same one was at work on that processor already: a
+/// task that was interrupted in it, or (since Linux 7.0 runs tracepoints preemptibly) had to give way to another.
+pub fn passed_over(pid: u32, program: &str) -> Result<u64> {
+    let number = |text: &str, name: &str| -> Option<u64> {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    };
+    let mut ids = BTreeSet::new();
+    for info in loaded_programs() {
+        let info = info?;
+        if info.name_as_str() == Some(program) {
+            ids.insert(u64::from(info.id()));
+        }
+    }
+    let mut misses = std::collections::BTreeMap::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+        if let (Some(id), Some(count)) = (
+            number(&text, "prog_id:").filter(|id| ids.contains(id)),
+            number(&text, "recursion_misses:"),
+        ) {
+            misses.insert(id, count);
+        }
+    }
+    Ok(misses.values().sum())
+}
+
 /// Whether this kernel has tcx (6.6 and later); without, programs are filters of a clsact qdisc.
 pub fn has_tcx() -> bool {
     SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok()
