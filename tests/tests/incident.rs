@@ -145,11 +145,13 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
     // seconds, and at most what the lab saw plus what can come between two of its samples.
     let nat = incident.nat_address();
     let held = |sample: &TimeWaitSample| sample.by_remote.get(&nat).copied().unwrap_or(0);
+    // An emulated machine counts less often.
+    let around = 750 * SECOND / 1000 * patience();
     let within = |sample: &TimeWaitSample| {
         let near = server
             .time_wait_samples
             .iter()
-            .filter(|s| s.at.abs_diff(sample.at) <= 750 * SECOND / 1000);
+            .filter(|s| s.at.abs_diff(sample.at) <= around);
         near.map(held).min().unwrap_or(0)
     };
     let lasted = server
@@ -162,7 +164,7 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
     let seen = count(alert, "time_wait_peak");
     assert!(
         (lasted..=peak + 10).contains(&seen),
-        "TIME_WAIT peak {seen}, by the lab {lasted} for one and a half seconds and {peak} at most"
+        "TIME_WAIT peak {seen}, by the lab {lasted} for twice {around:?} and {peak} at most"
     );
     let clients = outcome.clients.iter().zip(&outcome.client_spaces);
     for (name, (alert, space)) in incident.client_names().iter().zip(clients) {

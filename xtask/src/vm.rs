@@ -433,9 +433,10 @@ mod tests {
         let usual = names(&[], &[], false);
         let kernels: Vec<_> = usual.iter().map(|(kernel, _)| *kernel).collect();
         assert_eq!(kernels, ["6.1", "6.12", "newest"]);
-        assert_eq!(usual[1].1, ["kernel", "content"]);
+        assert_eq!(usual[0].1, ["kernel", "content"]);
+        assert_eq!(usual[1].1, ["kernel"]);
         let one = names(&["6.18"], &[], false);
-        assert_eq!(one, [("6.18", vec!["kernel", "content", "incident"])]);
+        assert_eq!(one, [("6.18", vec!["kernel", "content"])]);
         let both = names(&["6.1", "newest"], &["guard"], false);
         assert_eq!(both, [("6.1", vec!["guard"]), ("newest", vec!["guard"])]);
         let all = names(&[], &[], true);
