@@ -5,6 +5,7 @@ use std::{
     io::Read as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -35,7 +36,9 @@ const MILLION: Recipe = Recipe {
 };
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    println!("replay of captures in the page cache, by CPU time: one core");
+    println!(
+        "replay of captures in the page cache: packets by CPU time of both threads, peers by the clock"
+    );
     let folder = Folder::new()?;
     let tuplewatch = AgentConfig::default().binary()?;
     let busy = folder.capture("busy", &BUSY)?;
@@ -113,6 +116,10 @@ const MOST_ROUNDS: usize = 3;
 
 fn cpu_s(costs: &[Cost]) -> f64 {
     median(&costs.iter().map(|cost| cost.cpu_s).collect::<Vec<_>>())
+}
+
+fn wall_s(costs: &[Cost]) -> f64 {
+    median(&costs.iter().map(|cost| cost.wall_s).collect::<Vec<_>>())
 }
 
 fn rss_mb(costs: &[Cost]) -> f64 {
@@ -196,17 +203,18 @@ impl Capture {
         Ok(cost)
     }
 
-    /// How many times the CPU time of a peer is ours.
+    /// How many times as long a peer takes.
     fn against(&self, peer: &str, theirs: &[Cost], ours: &[Cost], target: f64) {
         if theirs.is_empty() {
             println!("  (not measured: {peer} is not installed)");
             return;
         }
-        let ratio = cpu_s(theirs) / cpu_s(ours);
-        let rate = self.content.packets as f64 / cpu_s(theirs) / 1e6;
+        let ratio = wall_s(theirs) / wall_s(ours);
+        let cpu = cpu_s(theirs) / cpu_s(ours);
+        let rate = self.content.packets as f64 / wall_s(theirs) / 1e6;
         line(
             &format!("times as fast as {peer}"),
-            &format!("{ratio:.2} ({rate:.2} M/s)"),
+            &format!("{ratio:.2} ({rate:.2} M/s; {cpu:.2} by CPU time)"),
             &format!("> {target}"),
             ratio > target,
         );
@@ -231,6 +239,8 @@ impl Capture {
 struct Cost {
     /// User and system time.
     cpu_s: f64,
+    /// From the start to the end.
+    wall_s: f64,
     /// Largest resident set in 10⁶ bytes.
     rss_mb: f64,
 }
@@ -241,6 +251,7 @@ fn measure(command: &mut Command) -> Result<(Cost, String)> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
+    let started = Instant::now();
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
     let mut output = String::new();
     if let Some(mut stdout) = child.stdout.take() {
@@ -252,6 +263,7 @@ fn measure(command: &mut Command) -> Result<(Cost, String)> {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to live variables of the right types; the child was not waited for.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+    let wall_s = started.elapsed().as_secs_f64();
     ensure!(waited == pid, "wait4: {}", std::io::Error::last_os_error());
     ensure!(
         status == 0,
@@ -260,6 +272,7 @@ fn measure(command: &mut Command) -> Result<(Cost, String)> {
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     let cost = Cost {
         cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        wall_s,
         rss_mb: usage.ru_maxrss as f64 * 1024.0 / 1e6,
     };
     Ok((cost, output))

@@ -166,7 +166,8 @@ impl Group {
         let vantage = self.vantage();
         let own: Vec<String> = self.members.iter().map(|m| m.name(&job.names)).collect();
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
-        let mut observer = Observer::new(Limits::default());
+        let bytes = self.members.iter().map(|m| m.file.unpacked).sum();
+        let mut observer = Observer::new(Limits::for_bytes(bytes));
         observer.rests.vantage.clone_from(&vantage);
         let asks = |t: &Thresholds| t.pinned_suspect.min_responses > 0;
         observer.exchanges.is_on = job.rules.all().any(asks);

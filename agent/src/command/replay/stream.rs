@@ -14,7 +14,7 @@ use crate::source::capture::{
 };
 
 /// Batches that are read ahead.
-const BATCHES: usize = 4;
+const BATCHES: usize = 3;
 /// Packets before its turn at which a packet is announced: long enough for a cache miss, short enough that what it
 /// brought is still there.
 const AHEAD: usize = 24;

@@ -1,4 +1,4 @@
-//! Packets of a capture some hundred at a time: so many cache misses pass at once, and another thread may take
+//! Packets of a capture a thousand at a time: so many cache misses pass at once, and another thread may take
 //! them over.
 
 use super::{
@@ -6,8 +6,8 @@ use super::{
     file::{Next, Observed},
 };
 
-/// Packets of a batch: 40 KiB.
-pub(super) const LENGTH: usize = 256;
+/// Packets of a batch. Who waits for one is woken by it, which takes as long as a dozen packets.
+pub(super) const LENGTH: usize = 1024;
 
 /// Packets in the order of their capture.
 pub struct Batch {

@@ -22,6 +22,8 @@ pub struct Input {
     pub bytes: Box<dyn Read + Send>,
     /// Length of the file in bytes, where it has one.
     pub length: Option<u64>,
+    /// It is packed, so that what it unpacks to is longer.
+    pub is_packed: bool,
     /// How many of them were read.
     pub read: Arc<AtomicU64>,
 }
@@ -63,17 +65,21 @@ impl Input {
             source: Cursor::new(first.clone()).chain(source),
             read: Arc::clone(&read),
         };
-        let bytes: Box<dyn Read + Send> = match first.first_chunk::<4>() {
+        let (bytes, is_packed): (Box<dyn Read + Send>, bool) = match first.first_chunk::<4>() {
             Some([0x1f, 0x8b, _, _]) => {
                 let source = BufReader::with_capacity(PACKED, counted);
-                Box::new(flate2::bufread::MultiGzDecoder::new(source))
+                let unpacked = flate2::bufread::MultiGzDecoder::new(source);
+                (Box::new(unpacked), true)
             }
-            Some(magic) if is_zstd(u32::from_le_bytes(*magic)) => Box::new(Zstd::new(counted)),
-            _ => Box::new(counted),
+            Some(magic) if is_zstd(u32::from_le_bytes(*magic)) => {
+                (Box::new(Zstd::new(counted)), true)
+            }
+            _ => (Box::new(counted), false),
         };
         Ok(Self {
             bytes,
             length,
+            is_packed,
             read,
         })
     }

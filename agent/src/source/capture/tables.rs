@@ -40,6 +40,24 @@ pub struct Limits {
     pub opening_slots: usize,
 }
 
+/// Bytes of a capture for each set of remembered connections: a whole connection takes some 500 even where only its
+/// headers were kept, so that a set of four gets two.
+const BYTES_PER_SET: u64 = 1024;
+
+impl Limits {
+    /// Limits for a capture of so many bytes, or of any length. Memory that is not needed costs time too, because
+    /// the kernel clears it first.
+    #[must_use]
+    pub fn for_bytes(bytes: Option<u64>) -> Self {
+        let most = Self::default();
+        let sets = bytes.map_or(usize::MAX, |bytes| (bytes / BYTES_PER_SET) as usize);
+        Self {
+            memory_sets: sets.clamp(1 << 16, most.memory_sets).next_power_of_two(),
+            ..most
+        }
+    }
+}
+
 impl Default for Limits {
     /// Four million remembered connections take 32 MiB, which are touched only where they are used;
     /// the rest is below 60 MiB when full.
