@@ -16,7 +16,7 @@ use tuplewatch_common::{
 use crate::{
     core::observation::{Event, Snapshot},
     source::capture::{
-        copies::Sighting,
+        copies::{Sighting, fingerprint},
         evidence::{About, Exhibit, Shows, either, ordinary},
         file::Observed,
         link::{Direction, Link},
@@ -172,6 +172,7 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
     for (number, packet) in (0..).zip(packets) {
         last_ns = packet.recorded.time_ns;
         let is_syn = packet.segment.flags & (SYN | ACK) == SYN;
+        let hash = packet.segment.tuple.hash();
         let observed = Observed {
             frame: Frame {
                 file: 0,
@@ -179,7 +180,8 @@ fn exhibits(space: &PortSpaceKey, packets: &[Picked]) -> Vec<Exhibit> {
                 time_ns: last_ns,
             },
             segment: packet.segment,
-            hash: packet.segment.tuple.hash(),
+            hash,
+            packet: fingerprint(&packet.segment, hash, packet.sighting),
             role: is_syn.then_some(Role::from_u8(space.role)),
             // Headers only.
             message: None,

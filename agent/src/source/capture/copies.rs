@@ -13,7 +13,10 @@ use tuplewatch_common::{
     segment::{Located, Segment},
 };
 
-use super::link::{Direction, Link};
+use super::{
+    link::{Direction, Link},
+    words::prefetch,
+};
 
 /// What tells one packet of a segment from the next, and one place of it from another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,10 +53,24 @@ impl Sighting {
     }
 }
 
+/// A number for a packet whose four-tuple has this hash, never 0: the same for its copies, and another one for what is
+/// sent again.
+#[inline]
+#[must_use]
+pub fn fingerprint(segment: &Segment, hash: u64, sighting: Sighting) -> u64 {
+    let numbers = u64::from(segment.seq) << 32 | u64::from(segment.ack);
+    let rest = u64::from(segment.payload_len) << 32
+        | u64::from(segment.flags) << 16
+        | u64::from(sighting.id);
+    let ports =
+        u32::from(segment.tuple.initiator_port) << 16 | u32::from(segment.tuple.responder_port);
+    // The hash of a four-tuple is the same for both ways.
+    FixedState::default().hash_one((hash, ports, numbers, rest)) | 1
+}
+
 /// The latest segments.
 pub struct Copies {
     slots: Box<[Slot]>,
-    hasher: FixedState,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -78,38 +95,37 @@ const ELSEWHERE_NS: u64 = 150_000_000;
 /// (RFC 6298).
 const IDENTIFIED_NS: u64 = 900_000_000;
 
+#[inline]
+const fn place(packet: u64) -> usize {
+    (packet >> 32) as usize & (SLOTS - 1)
+}
+
 impl Default for Copies {
     fn default() -> Self {
         Self {
             slots: vec![Slot::default(); SLOTS].into(),
-            hasher: FixedState::default(),
         }
     }
 }
 
 impl Copies {
-    /// Takes a segment that was seen on an interface. If it is a copy of one that was taken, gives the
-    /// interface of that.
+    /// Gets ready what a packet will need when its turn comes.
+    #[inline]
+    pub(super) fn expect(&self, packet: u64) {
+        prefetch(self.slots.get(place(packet)));
+    }
+
+    /// Takes a packet ([`fingerprint`]) that was seen on an interface. If it is a copy of one that was taken, gives
+    /// the interface of that.
     #[inline]
     pub fn take(
         &mut self,
-        segment: &Segment,
+        packet: u64,
         sighting: Sighting,
         interface: u32,
         time_ns: u64,
     ) -> Option<u32> {
-        let numbers = u64::from(segment.seq) << 32 | u64::from(segment.ack);
-        let rest = u64::from(segment.payload_len) << 32
-            | u64::from(segment.flags) << 16
-            | u64::from(sighting.id);
-        let ports =
-            u32::from(segment.tuple.initiator_port) << 16 | u32::from(segment.tuple.responder_port);
-        // The hash of a four-tuple is the same for both ways.
-        let packet = self
-            .hasher
-            .hash_one((segment.tuple.hash(), ports, numbers, rest))
-            | 1;
-        let slot = &mut self.slots[(packet >> 32) as usize & (SLOTS - 1)];
+        let slot = &mut self.slots[place(packet)];
         let is_here = slot.interface == interface && slot.way == sighting.way;
         let window = match (is_here, sighting.id) {
             (true, _) => HERE_NS,
@@ -145,10 +161,14 @@ mod tests {
             ..Segment::default()
         };
         let mut copies = Copies::default();
-        assert_eq!(copies.take(&syn, first, interfaces.0, 1_000 * MS), None);
+        let mut take = |segment: &Segment, sighting, interface, time_ns| {
+            let packet = fingerprint(segment, segment.tuple.hash(), sighting);
+            copies.take(packet, sighting, interface, time_ns)
+        };
+        assert_eq!(take(&syn, first, interfaces.0, 1_000 * MS), None);
         let other = Segment { seq: 8, ..syn };
-        assert_eq!(copies.take(&other, first, interfaces.0, 1_000 * MS), None);
-        let seen = copies.take(&syn, second, interfaces.1, 1_000 * MS + after_ns);
+        assert_eq!(take(&other, first, interfaces.0, 1_000 * MS), None);
+        let seen = take(&syn, second, interfaces.1, 1_000 * MS + after_ns);
         assert!(seen.is_none_or(|first| first == interfaces.0));
         seen.is_some()
     }

@@ -18,7 +18,7 @@ use tuplewatch_common::{
 
 use super::{
     batch::Batch,
-    copies::Sighting,
+    copies::{Sighting, fingerprint},
     fault::Fault,
     input::Input,
     link::{Direction, Found},
@@ -83,6 +83,8 @@ pub struct Observed {
     pub interface: u32,
     /// What tells copies of it from repetitions.
     pub sighting: Sighting,
+    /// Its [`fingerprint`], unless it is plain.
+    pub packet: u64,
     /// Whether it says that its connection may make no progress.
     pub hint: Hint,
     /// The window field.
@@ -291,15 +293,19 @@ impl CaptureFile {
                 continue;
             }
             let Observed {
-                segment,
                 hash,
                 window,
                 frame,
+                sighting,
                 ..
             } = *observed;
-            observed.hint = self.sent.look(&segment, hash, window, frame.time_ns);
+            let segment = &observed.segment;
+            observed.hint = self.sent.look(segment, hash, window, frame.time_ns);
             if observed.hint != Hint::None {
                 *next = Next::Segment;
+            }
+            if *next == Next::Segment {
+                observed.packet = fingerprint(segment, hash, sighting);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tuplewatch_common::{bytes::Captured, segment::Segment};
 
 use super::{
-    copies::{Copies, Sighting},
+    copies::{Copies, Sighting, fingerprint},
     file::{Selection, segment},
     reader::{Packet, Reader},
     vantage::{self, Vantage, Votes},
@@ -94,7 +94,8 @@ impl Look {
                 }
                 let copies = copies.get_or_insert_with(Copies::default);
                 let (segment, sighting) = sighted;
-                let first = copies.take(&segment, sighting, interface, packet.time_ns);
+                let number = fingerprint(&segment, segment.tuple.hash(), sighting);
+                let first = copies.take(number, sighting, interface, packet.time_ns);
                 if let Some(first) = first.filter(|first| *first != interface) {
                     for (one, other) in [(first, interface), (interface, first)] {
                         let seen = all.entry(one).or_default();

@@ -169,6 +169,7 @@ impl Observer {
             }
             if let Some(later) = self.waiting.get(AHEAD) {
                 self.tables.expect(&later.segment, later.hash);
+                self.seen.expect(later.packet);
             }
             if let Some(observed) = self.waiting.pop_front() {
                 self.observe(&observed, look)?;
@@ -226,11 +227,12 @@ impl Observer {
         matters && {
             let Observed {
                 sighting,
+                packet,
                 interface,
                 frame,
                 ..
             } = *observed;
-            let seen = self.seen.take(segment, sighting, interface, frame.time_ns);
+            let seen = self.seen.take(packet, sighting, interface, frame.time_ns);
             seen.is_some()
         }
     }
