@@ -166,8 +166,7 @@ impl Group {
         let vantage = self.vantage();
         let own: Vec<String> = self.members.iter().map(|m| m.name(&job.names)).collect();
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
-        let bytes = self.members.iter().map(|m| m.file.unpacked).sum();
-        let mut observer = Observer::new(Limits::for_bytes(bytes));
+        let mut observer = Observer::new(Limits::default());
         observer.rests.vantage.clone_from(&vantage);
         let asks = |t: &Thresholds| t.pinned_suspect.min_responses > 0;
         observer.exchanges.is_on = job.rules.all().any(asks);

@@ -149,8 +149,6 @@ pub struct CaptureFile {
     pub starts_ns: Option<u64>,
     /// Length of the file in bytes, where it has one.
     pub length: Option<u64>,
-    /// Bytes that are to be read from it, where that is known: not of packed ones.
-    pub unpacked: Option<u64>,
     progress: Arc<AtomicU64>,
 }
 
@@ -229,7 +227,6 @@ impl CaptureFile {
             places,
             starts_ns,
             length: input.length,
-            unpacked: input.length.filter(|_| !input.is_packed),
             progress: input.read,
         })
     }

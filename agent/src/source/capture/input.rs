@@ -22,8 +22,6 @@ pub struct Input {
     pub bytes: Box<dyn Read + Send>,
     /// Length of the file in bytes, where it has one.
     pub length: Option<u64>,
-    /// It is packed, so that what it unpacks to is longer.
-    pub is_packed: bool,
     /// How many of them were read.
     pub read: Arc<AtomicU64>,
 }
@@ -65,21 +63,17 @@ impl Input {
             source: Cursor::new(first.clone()).chain(source),
             read: Arc::clone(&read),
         };
-        let (bytes, is_packed): (Box<dyn Read + Send>, bool) = match first.first_chunk::<4>() {
+        let bytes: Box<dyn Read + Send> = match first.first_chunk::<4>() {
             Some([0x1f, 0x8b, _, _]) => {
                 let source = BufReader::with_capacity(PACKED, counted);
-                let unpacked = flate2::bufread::MultiGzDecoder::new(source);
-                (Box::new(unpacked), true)
+                Box::new(flate2::bufread::MultiGzDecoder::new(source))
             }
-            Some(magic) if is_zstd(u32::from_le_bytes(*magic)) => {
-                (Box::new(Zstd::new(counted)), true)
-            }
-            _ => (Box::new(counted), false),
+            Some(magic) if is_zstd(u32::from_le_bytes(*magic)) => Box::new(Zstd::new(counted)),
+            _ => Box::new(counted),
         };
         Ok(Self {
             bytes,
             length,
-            is_packed,
             read,
         })
     }

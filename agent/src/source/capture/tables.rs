@@ -40,33 +40,15 @@ pub struct Limits {
     pub opening_slots: usize,
 }
 
-/// Bytes of a capture for each set of remembered connections: a whole connection takes some 500 even where only its
-/// headers were kept, so that a set of four gets two.
-const BYTES_PER_SET: u64 = 1024;
-
-impl Limits {
-    /// Limits for a capture of so many bytes, or of any length. Memory that is not needed costs time too, because
-    /// the kernel clears it first.
-    #[must_use]
-    pub fn for_bytes(bytes: Option<u64>) -> Self {
-        let most = Self::default();
-        let sets = bytes.map_or(usize::MAX, |bytes| (bytes / BYTES_PER_SET) as usize);
-        Self {
-            memory_sets: sets.clamp(1 << 16, most.memory_sets).next_power_of_two(),
-            ..most
-        }
-    }
-}
-
 impl Default for Limits {
-    /// Four million remembered connections take 32 MiB, which are touched only where they are used;
-    /// the rest is below 60 MiB when full.
+    /// Two million remembered connections take 16 MiB; more would cost time too, because the kernel clears
+    /// what is used of it first. The rest is below 60 MiB when full.
     fn default() -> Self {
         Self {
             handshakes: 1 << 18,
             strangers: 3 << 16,
             spaces: 1 << 14,
-            memory_sets: 1 << 20,
+            memory_sets: 1 << 19,
             moved_slots: 1 << 14,
             opening_slots: 1 << 16,
         }
