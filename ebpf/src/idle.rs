@@ -119,14 +119,17 @@ fn tell(sk: Kernel, idle_ms: u64, flags: u8) {
     let Some(local) = socket::tuple(sk) else {
         return;
     };
-    let opened = opened::find(sk);
+    let found = opened::find(sk);
+    let is_opened = found.is_some();
+    // Always written: the compiler loads it before it asks whether it is there, which 5.10 refuses.
+    let opened = found.unwrap_or_default();
     let listener = ListenerKey {
         netns,
         port: local.initiator_port as u32,
     };
     // Whoever has no listener on its port has opened the connection, before the agent was there.
     // SAFETY: the value is not used.
-    let is_responder = opened.is_none() && unsafe { LISTENERS.get(listener) }.is_some();
+    let is_responder = !is_opened && unsafe { LISTENERS.get(listener) }.is_some();
     let Some(mut entry) = EVENTS.reserve::<IdleReset>(0) else {
         count(Global::EventsLost);
         return;
@@ -156,8 +159,8 @@ fn tell(sk: Kernel, idle_ms: u64, flags: u8) {
             UNKNOWN_MS
         };
         (*event).flags = flags | keep_alive(sk);
-        if let Some(opened) = &opened {
-            by(&mut *event, opened);
+        if is_opened {
+            by(&mut *event, &opened);
         }
     }
     entry.submit(0);
