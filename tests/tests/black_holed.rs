@@ -40,7 +40,6 @@ impl Fleet {
         let (live, lost) = (backend(LIVE)?, backend(LOST)?);
         net.router.nft(
             "table ip vip {
-  chain arriving { type nat hook prerouting priority dstnat; }
   chain passing { type filter hook forward priority 0; }
 }
 ",
@@ -50,17 +49,8 @@ impl Fleet {
             _live: live,
             _lost: lost,
         };
-        fleet.route_to(LOST)?;
+        fleet.net.route_virtual_to(LOST)?;
         Ok(fleet)
-    }
-
-    /// New connections go to the backend on this port.
-    fn route_to(&self, port: u16) -> Result<()> {
-        self.net.router.nft(&format!(
-            "flush chain ip vip arriving
-add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113.10:{port}
-"
-        ))
     }
 
     /// Packets that these conditions fit vanish, besides those before.
@@ -115,7 +105,7 @@ fn connections_that_get_nothing_through_are_told_and_are_over_when_they_are_clos
     let agent = watch(&fleet.net.client, &SOON)?;
     let pool = fleet.pool(5, 12 * SECOND)?;
     std::thread::sleep(2 * SECOND);
-    fleet.route_to(LIVE)?;
+    fleet.net.route_virtual_to(LIVE)?;
     let load = fleet.load()?;
     std::thread::sleep(SECOND);
     no_alert(&agent)?;
@@ -180,7 +170,7 @@ fn one_that_is_older_than_the_agent_recovers() -> Result<()> {
     let pool = fleet.pool(1, 60 * SECOND)?;
     std::thread::sleep(2 * SECOND);
     let agent = watch(&fleet.net.client, &SOON)?;
-    fleet.route_to(LIVE)?;
+    fleet.net.route_virtual_to(LIVE)?;
     let load = fleet.load()?;
     fleet.drop(&["tcp dport 8082", "tcp sport 8082"])?;
     let stalled = Instant::now();

@@ -134,19 +134,6 @@ fn replace(path: &Path, text: &str) -> Result<()> {
 #[test]
 fn a_change_of_placement_is_told_for_connections_that_are_older() -> Result<()> {
     let net = Routed::new(RoutedConfig::default())?;
-    net.router.nft(
-        "table ip vip {
-  chain arriving { type nat hook prerouting priority dstnat; }
-}
-",
-    )?;
-    let route_to = |port: u16| {
-        net.router.nft(&format!(
-            "flush chain ip vip arriving
-add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113.10:{port}
-"
-        ))
-    };
     let _before = net.server.serve(&keeping("203.0.113.10:8082")?)?;
     let _after = net.server.serve(&keeping("203.0.113.10:8081")?)?;
     let dir = tempfile::tempdir()?;
@@ -156,11 +143,11 @@ add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113
     args.extend(["--placements", file.to_str().context("a path")?]);
     let tap = net.tap(&net.client, "eth0", &dir.path().join("client"))?;
     let agent = watch(&net.client, &args)?;
-    route_to(8082)?;
+    net.route_virtual_to(8082)?;
     let old = pool(&net, VIRTUAL, 3)?;
     std::thread::sleep(3 * SECOND);
     let since = now()?;
-    route_to(8081)?;
+    net.route_virtual_to(8081)?;
     std::thread::sleep(2 * SECOND);
     let new = pool(&net, VIRTUAL, 2)?;
     // A slip is told, and does not end the agent.

@@ -41,12 +41,6 @@ impl Fleet {
             })
         };
         let (live, dead) = (backend(8081, 200)?, backend(8082, 503)?);
-        net.router.nft(
-            "table ip vip {
-  chain arriving { type nat hook prerouting priority dstnat; }
-}
-",
-        )?;
         let evidence = tempfile::tempdir()?;
         let recorded = evidence.path().to_str().context("a path")?;
         let agent = watch(
@@ -60,15 +54,6 @@ impl Fleet {
             _live: live,
             _dead: dead,
         })
-    }
-
-    /// New connections go to the backend on this port.
-    fn route_to(&self, port: u16) -> Result<()> {
-        self.net.router.nft(&format!(
-            "flush chain ip vip arriving
-add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113.10:{port}
-"
-        ))
     }
 
     /// Connections that are kept, two requests per second on each.
@@ -98,11 +83,11 @@ fn is_pinned(line: &Value, state: &str) -> bool {
 #[test]
 fn a_pinned_connection_is_told_and_is_over_when_it_is_closed() -> Result<()> {
     let fleet = Fleet::new()?;
-    fleet.route_to(8082)?;
+    fleet.net.route_virtual_to(8082)?;
     let began = Instant::now();
     let pool = fleet.pool(1)?;
     std::thread::sleep(Duration::from_millis(300));
-    fleet.route_to(8081)?;
+    fleet.net.route_virtual_to(8081)?;
     let load = fleet.load()?;
     let told = fleet
         .agent
@@ -163,7 +148,7 @@ fn recorded_headers(fleet: &Fleet, told: &Value, port: u64) -> Result<()> {
 #[test]
 fn a_service_that_fails_as_a_whole_is_no_alert() -> Result<()> {
     let fleet = Fleet::new()?;
-    fleet.route_to(8082)?;
+    fleet.net.route_virtual_to(8082)?;
     let pool = fleet.pool(3)?;
     let load = fleet.load()?;
     fleet.agent.wait_line(20 * SECOND, |line| {

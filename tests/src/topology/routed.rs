@@ -106,6 +106,22 @@ impl Routed {
         SocketAddr::new(self.config.family.pick(SERVER_V4, SERVER_V6), SERVICE)
     }
 
+    /// Sends new connections to the virtual service 203.0.113.100:8080 to this port of the server from now on;
+    /// those that are open stay where they are.
+    ///
+    /// # Errors
+    /// If nftables refuses the rule.
+    pub fn route_virtual_to(&self, port: u16) -> Result<()> {
+        self.router.nft(&format!(
+            "table ip vip {{
+  chain arriving {{ type nat hook prerouting priority dstnat; }}
+}}
+flush chain ip vip arriving
+add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113.10:{port}
+"
+        ))
+    }
+
     /// Starts a server on [`Routed::service`]: see [`ServeConfig::closing_first`].
     ///
     /// # Errors

@@ -146,19 +146,6 @@ fn kept(host: &Host, pace: Duration, log: &Log) -> Result<(u16, JoinHandle<()>)>
 #[test]
 fn several_clients_are_pinned_and_recover_on_their_connections() -> Result<()> {
     let net = Routed::new(RoutedConfig::default())?;
-    net.router.nft(
-        "table ip vip {
-  chain arriving { type nat hook prerouting priority dstnat; }
-}
-",
-    )?;
-    let route_to = |port: u16| {
-        net.router.nft(&format!(
-            "flush chain ip vip arriving
-add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113.10:{port}
-"
-        ))
-    };
     let (_live, failing) = (
         Backend::new(&net.server, 8081)?,
         Backend::new(&net.server, 8082)?,
@@ -175,10 +162,10 @@ add rule ip vip arriving ip daddr 203.0.113.100 tcp dport 8080 dnat to 203.0.113
         }
         Ok(ports)
     };
-    route_to(8082)?;
+    net.route_virtual_to(8082)?;
     let pinned = open(&[400, 700, 900, 1100, 600])?;
     std::thread::sleep(2 * SECOND);
-    route_to(8081)?;
+    net.route_virtual_to(8081)?;
     let well = open(&[500, 800, 1000])?;
     let load = net.client.load(&LoadConfig {
         rate: 5.0,

@@ -6,7 +6,7 @@ use super::{
     file::{Next, Observed},
 };
 
-/// Packets of a batch. Who waits for one is woken by it, which takes as long as a dozen packets.
+/// Packets of a batch: enough that waking who waits for one costs little for each.
 pub(super) const LENGTH: usize = 1024;
 
 /// Packets in the order of their capture.

@@ -1,6 +1,6 @@
 //! Capture time drives the clock.
 
-use std::io::Cursor;
+use std::io::{self, Cursor, Read};
 
 use super::{
     super::{
@@ -91,4 +91,28 @@ fn a_leap_in_time_is_no_endless_loop() {
         &[syn(5 * S), syn(6 * S), syn(7 * S), syn(5 * S)],
     ));
     assert_eq!(late, 1, "what comes too late counts as of now");
+}
+
+/// Fails instead of waiting.
+struct Silent;
+
+impl Read for Silent {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+#[test]
+fn what_is_at_hand_does_not_wait_for_what_is_not() {
+    let bytes = Order { big: false }.pcap(0xa1b2_3c4d, &[syn(S), syn(2 * S)]);
+    let head = bytes.len() as u64;
+    let selection = Selection::default();
+    let input = Input::new(Cursor::new(bytes).chain(Silent), None).unwrap();
+    let mut file = CaptureFile::of(input, 0, head, &selection).unwrap();
+    let mut batch = Batch::default();
+    file.read(&selection, &mut batch);
+    assert_eq!(batch.all().len(), 2);
+    assert!(batch.fault.is_none(), "it has asked for more");
+    file.read(&selection, &mut batch);
+    assert!(batch.all().is_empty() && batch.fault.is_some());
 }
