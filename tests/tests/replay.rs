@@ -3,12 +3,16 @@
 
 mod support;
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use support::{SECOND, fresh, watch};
-use tuplewatch_tests::prelude::*;
+use support::{SECOND, fresh, total, watch};
+use tuplewatch_tests::{patience, prelude::*};
 
 /// Connections per second of each of the two clients.
 const RATE: f64 = 20.0;
@@ -79,6 +83,24 @@ fn spaces(summary: &Value) -> Result<Vec<Vec<(String, Value)>>> {
     Ok(all)
 }
 
+/// Opens on the wire that wait for their outcome.
+fn waiting(summary: &Value) -> Result<u64> {
+    const OUTCOMES: [&str; 5] = [
+        "established",
+        "refused",
+        "syn_timeouts",
+        "abandoned",
+        "half_open",
+    ];
+    let spaces = summary["spaces"].as_array().context("spaces")?;
+    let of = |space: &Value| {
+        let outcomes: u64 = OUTCOMES.iter().map(|name| total(space, name)).sum();
+        total(space, "opens").saturating_sub(outcomes)
+    };
+    let on_wire = spaces.iter().filter(|space| space["point"] == "wire");
+    Ok(on_wire.map(of).sum())
+}
+
 /// The last word on each alert: what, where, how it ended and why.
 fn alerts(lines: &[Value]) -> Vec<Vec<(String, Value)>> {
     let mut last: Vec<&Value> = Vec::new();
@@ -141,10 +163,14 @@ fn a_recording_gets_the_live_verdict() -> Result<()> {
     for load in incident.load(RATE, TIME)? {
         load.wait()?;
     }
-    // Open handshakes must be given up, and both alerts be over.
+    // Both alerts must be over, and every handshake that stays open be given up: the replay goes on a little longer.
     incident.settle(SECOND, 60 * SECOND)?;
     for agent in &agents {
         agent.wait_alert(90 * SECOND, is_resolved)?;
+        let end = Instant::now() + 60 * SECOND * patience();
+        while waiting(&fresh(agent)?)? > 0 {
+            ensure!(Instant::now() < end, "a handshake stays open");
+        }
     }
     // Until here the recordings have no packet for some seconds: their clock must go on as far, and a little further,
     // because a replay looks at other moments of a second than the agent did.

@@ -8,7 +8,7 @@ pub mod kernel;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -49,14 +49,16 @@ pub fn watch_at(host: &Host, census: &str, args: &[&str]) -> Result<Agent> {
     Ok(agent)
 }
 
-/// A summary whose counters were read after this call.
+/// A summary whose counters were read after this call, by its own time: what the agent has written is read here
+/// some time later.
 pub fn fresh(agent: &Agent) -> Result<Value> {
-    let before = agent.of_type("summary")?.len();
+    let asked = SystemTime::now();
     let end = Instant::now() + 20 * SECOND * patience();
-    // The first one may have been in the making.
     loop {
         let mut summaries = agent.of_type("summary")?;
-        if summaries.len() >= before + 2 {
+        // The first one may have been in the making.
+        let in_the_making = summaries.iter().rev().nth(1);
+        if in_the_making.is_some_and(|summary| told_at(summary).is_ok_and(|at| at >= asked)) {
             return summaries.pop().context("a summary");
         }
         if Instant::now() > end || !agent.process().is_running() {
@@ -64,6 +66,12 @@ pub fn fresh(agent: &Agent) -> Result<Value> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// The time of a line.
+pub fn told_at(line: &Value) -> Result<SystemTime> {
+    let time = line["time"].as_str().context("time")?;
+    Ok(humantime::parse_rfc3339(time)?)
 }
 
 /// Which port space of a summary.
