@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 use tuplewatch_common::{
@@ -23,6 +24,8 @@ pub use tuplewatch_common::record::{Event, EventKind};
 pub struct Snapshot {
     /// When.
     pub now: Moment,
+    /// How long it took: the counters may be so much older than `now`, since a source can be stopped on its way.
+    pub took: Duration,
     /// Counters by port space, role and observation point.
     pub spaces: Vec<(PortSpaceKey, PortSpace)>,
     /// The rows of a census, if one was finished since the last snapshot.

@@ -73,10 +73,16 @@ impl Server {
 
     /// Lets time pass, then looks.
     fn look(&mut self, after: u64) -> Vec<Alert> {
+        self.look_slowly(after, 0)
+    }
+
+    /// The same where the counters are those of `took` seconds ago.
+    fn look_slowly(&mut self, after: u64, took: u64) -> Vec<Alert> {
         self.now = self.now + Duration::from_secs(after);
         let spaces: Vec<(PortSpaceKey, PortSpace)> = vec![(fixture::key(), self.counters)];
         let changes = self.engine.snapshot(&Snapshot {
             now: self.now,
+            took: Duration::from_secs(took),
             spaces,
             ..Snapshot::default()
         });
@@ -129,6 +135,23 @@ fn what_happened_in_the_gap_fires_nothing() {
         assert_eq!(server.look(1), []);
     }
     assert_eq!(server.firing(), []);
+}
+
+/// Stopped in the middle of a look: what happened meanwhile is found by the next one.
+#[test]
+fn what_happened_within_a_look_fires_nothing() {
+    let mut server = Server::new();
+    server.healthy(120);
+    assert_eq!(server.look_slowly(HOURS, HOURS), []);
+    server.opens(100_000);
+    server.refused(500);
+    assert_eq!(server.look(1), []);
+    for _ in 0..120 {
+        server.opens(40);
+        assert_eq!(server.look(1), []);
+    }
+    assert_eq!(server.firing(), []);
+    server.fire();
 }
 
 /// The machine slept: nothing was counted, only time has passed.

@@ -1,7 +1,7 @@
 //! Takes segments into the tables in the order of their times, and looks once per second of the
 //! capture: what the kernel's packet hook and the agent's clock do in the live source.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use tuplewatch_common::{
     address::Role,
@@ -318,6 +318,7 @@ impl Observer {
         let answers = self.exchanges.news();
         let snapshot = Snapshot {
             now: Moment(now_ns),
+            took: Duration::ZERO,
             stalled,
             spaces,
             ports,
