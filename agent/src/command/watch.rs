@@ -160,6 +160,7 @@ impl Agent {
         let mut snapshot = self.kernel.snapshot(&Due {
             interval: config.census_interval,
             near: config.thresholds.local.critical_utilization,
+            counters: self.engine.wants_counters(),
         })?;
         snapshot.translations = self.kernel.translations(self.engine.wanted());
         let mut changes = self.engine.snapshot(&snapshot);

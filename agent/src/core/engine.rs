@@ -43,8 +43,12 @@ pub struct Engine {
     /// Port spaces of sockets in trouble of which it is not known whether the wire tells it, and since when.
     waiting: BTreeMap<PortSpaceKey, Moment>,
     globals: [u64; tuplewatch_common::record::Global::COUNT as usize],
+    /// Names that rest on the pattern of lost opens alone, and since when they are found.
+    patterns: BTreeMap<(Verdict, PortSpaceKey), Moment>,
     around: Around,
     now: Moment,
+    /// How long the latest snapshot took.
+    took: Duration,
 }
 
 impl Engine {
@@ -77,7 +81,8 @@ impl Engine {
         let resolve = resolve.unwrap_or(t.alert.resolve);
         let keep = t.window.max(resolve) + resolve;
         let pause = now.since(self.now);
-        let gap = (self.now != Moment::default() && pause > t.window).then_some(pause);
+        let is_gap = self.now != Moment::default() && pause + self.took > t.window;
+        let gap = is_gap.then_some(pause);
         self.tables.snapshot(snapshot, keep, &t.pool, gap);
         let rests = self.rules.all().map(|t| t.idle_killed.window).max();
         let rests = rests.unwrap_or(t.idle_killed.window) + resolve;
@@ -89,6 +94,7 @@ impl Engine {
         self.globals = snapshot.globals;
         self.around.take(snapshot, &self.tables, t);
         self.now = now;
+        self.took = snapshot.took;
         self.note_silence();
         let look = Look::default();
         let context = Context {
@@ -108,6 +114,12 @@ impl Engine {
                 judged.findings.push(finding);
             }
         }
+        self.patterns = patterns(&judged.findings, &self.patterns, now);
+        let counted = &self.around.latest;
+        judged.findings.retain(|finding| {
+            let since = self.patterns.get(&(finding.verdict, finding.space));
+            since.is_none_or(|since| counted.is_read_since(*since))
+        });
         let (look_alikes, findings): (Vec<_>, Vec<_>) = judged
             .findings
             .into_iter()
@@ -218,6 +230,16 @@ impl Engine {
         wanted.take(LOOK_UPS).collect()
     }
 
+    /// A name for lost opens waits for the counters to be read once more: as they were read last, they may not speak
+    /// yet for what is told by them.
+    #[must_use]
+    pub fn wants_counters(&self) -> bool {
+        let counted = &self.around.latest;
+        self.patterns
+            .values()
+            .any(|since| !counted.is_read_since(*since))
+    }
+
     /// Replaces the mutes: their ends are moments, which lie elsewhere once the time of day was set.
     pub fn set_mutes(&mut self, mutes: Vec<Mute>) {
         self.rules.mutes = mutes;
@@ -273,6 +295,22 @@ impl Engine {
             port_search: counters.port_search,
         }
     }
+}
+
+/// Those that rest on the pattern of lost opens alone, and since when.
+fn patterns(
+    findings: &[Finding],
+    before: &BTreeMap<(Verdict, PortSpaceKey), Moment>,
+    now: Moment,
+) -> BTreeMap<(Verdict, PortSpaceKey), Moment> {
+    findings
+        .iter()
+        .filter(|finding| signature::rests_on_pattern(finding))
+        .map(|finding| {
+            let id = (finding.verdict, finding.space);
+            (id, before.get(&id).copied().unwrap_or(now))
+        })
+        .collect()
 }
 
 /// Look-alikes are told once when they begin and once when they end.

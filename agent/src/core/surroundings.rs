@@ -10,6 +10,7 @@ use super::{
     strangers::Strangers,
     tables::Tables,
     threshold::Thresholds,
+    time::Moment,
 };
 
 /// What is known at a moment, by network namespace (inode number).
@@ -21,8 +22,18 @@ pub struct Surroundings {
     pub local_ports: BTreeMap<u32, LocalPorts>,
     /// Counters of each namespace, as they were read last.
     pub counters: BTreeMap<u32, NetnsCounters>,
+    /// When that was; `None` where there are none to read.
+    pub read_at: Option<Moment>,
     /// Counters of the host.
     pub host: HostCounters,
+}
+
+impl Surroundings {
+    /// The counters were read then or later, or there are none to be read.
+    #[must_use]
+    pub fn is_read_since(&self, moment: Moment) -> bool {
+        self.read_at.is_none_or(|read_at| read_at >= moment)
+    }
 }
 
 /// Source ports of a network namespace (`net.ipv4.*`, `Documentation/networking/ip-sysctl.rst`).

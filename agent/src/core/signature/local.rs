@@ -209,6 +209,37 @@ mod tests {
     }
 
     #[test]
+    fn no_name_before_the_counters_are_read_again() {
+        let mut host = Script::new();
+        host.netns.conntrack_max = Some(1000);
+        host.netns.conntrack_count = Some(999);
+        host.netns.conntrack_drop = Some(0);
+        host.run(1, |_, _| ());
+        host.read_at = Some(host.now());
+        host.run(20, |h, _| trouble(h));
+        assert_eq!(host.verdicts(), [], "they are older than the trouble");
+        assert!(host.wants_counters());
+        host.read_at = None;
+        host.netns.conntrack_drop = Some(10);
+        host.run(1, |h, _| trouble(h));
+        assert_eq!(host.verdicts(), [Verdict::ConntrackFull]);
+        assert!(!host.wants_counters());
+        host.read_at = Some(host.now());
+        host.run(70, |h, _| trouble(h));
+        assert_eq!(host.verdicts(), [], "another trouble, another reading");
+        host.read_at = None;
+        host.run(1, |h, _| trouble(h));
+        host.read_at = Some(host.now());
+        host.run(10, |h, _| trouble(h));
+        assert_eq!(
+            host.verdicts(),
+            [Verdict::UnknownConnectLoss],
+            "one reading is enough"
+        );
+        assert!(!host.wants_counters());
+    }
+
+    #[test]
     fn drops_of_a_table_with_room_are_something_else() {
         let mut host = Script::new();
         host.netns.conntrack_max = Some(1000);

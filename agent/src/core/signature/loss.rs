@@ -53,6 +53,12 @@ pub const NAMED: &[Verdict] = &{
     names
 };
 
+/// A name for lost opens that no counter speaks for: the pattern alone tells it.
+#[must_use]
+pub fn rests_on_pattern(finding: &Finding) -> bool {
+    NAMED.contains(&finding.verdict) && finding.evidence.counters.is_empty()
+}
+
 /// The numbers of one port space's lost opens in the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {

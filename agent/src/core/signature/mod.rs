@@ -48,6 +48,7 @@ use super::{
 };
 
 pub use black_holed::in_silence;
+pub use loss::rests_on_pattern;
 pub use neighbours::Look;
 pub use view::View;
 pub use words::command;

@@ -1,6 +1,6 @@
 //! A host in a script: counters that grow second by second, and what the core makes of them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use tuplewatch_common::{
     address::{FourTuple, Point, PortSpaceKey, Role, v4_mapped},
@@ -75,6 +75,8 @@ pub struct Script {
     pub netns: NetnsCounters,
     /// Counters of the devices.
     pub host: HostCounters,
+    /// Counters are as they were then; otherwise they are read in every second.
+    pub read_at: Option<Moment>,
 }
 
 impl Script {
@@ -105,6 +107,7 @@ impl Script {
             local_ports: None,
             netns: NetnsCounters::default(),
             host: HostCounters::default(),
+            read_at: None,
         }
     }
 
@@ -197,6 +200,7 @@ impl Script {
             self.now.0 += 1_000_000_000;
             let snapshot = Snapshot {
                 now: self.now,
+                took: Duration::ZERO,
                 spaces: self.spaces.iter().map(|(k, s)| (*k, *s)).collect(),
                 census: Some(self.census.iter().map(|(k, row)| (*k, *row)).collect()),
                 ports: std::mem::take(&mut self.ports),
@@ -211,6 +215,7 @@ impl Script {
                     own_netns: OWN,
                     local_ports: self.local_ports.map(|p| (OWN, p)).into_iter().collect(),
                     counters: BTreeMap::from([(OWN, self.netns)]),
+                    read_at: self.read_at.or(Some(self.now)),
                     host: self.host,
                 },
             };
@@ -234,6 +239,11 @@ impl Script {
     /// Port spaces of which the core wants to know what they are at the other point.
     pub fn wanted(&self) -> Vec<LookUp> {
         self.engine.wanted()
+    }
+
+    /// The core waits for counters.
+    pub fn wants_counters(&self) -> bool {
+        self.engine.wants_counters()
     }
 
     /// The only finding of that kind.

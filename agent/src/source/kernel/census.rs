@@ -44,6 +44,8 @@ pub struct Due {
     /// At once when bound sockets may have come to take this share of the ports of their address, as long as
     /// that takes less than 4 % of a CPU.
     pub near: f64,
+    /// Read the counters around the port spaces now, not in some seconds.
+    pub counters: bool,
 }
 
 /// A row for each port space that has sockets.

@@ -9,13 +9,16 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tracing::debug;
 
 use super::ethtool;
-use crate::core::counters::{HostCounters, NetnsCounters};
+use crate::core::{
+    counters::{HostCounters, NetnsCounters},
+    time::Moment,
+};
 
 /// Time between two readings.
 const READ_EVERY: Duration = Duration::from_secs(5);
@@ -34,10 +37,11 @@ pub struct Reader {
     wanted: Vec<u32>,
     /// A process of each of the others.
     processes: BTreeMap<u32, PathBuf>,
-    searched: Option<Instant>,
-    read: Option<Instant>,
+    searched: Option<Moment>,
     devices: Vec<String>,
-    /// As they were read last.
+    /// When they were read last.
+    pub read_at: Option<Moment>,
+    /// What was read then.
     pub netns: BTreeMap<u32, NetnsCounters>,
     /// Those of the devices.
     pub host: HostCounters,
@@ -52,7 +56,7 @@ impl Reader {
             wanted: wanted.to_vec(),
             processes: BTreeMap::new(),
             searched: None,
-            read: None,
+            read_at: None,
             devices: Vec::new(),
             netns: BTreeMap::new(),
             host: HostCounters::default(),
@@ -64,15 +68,15 @@ impl Reader {
         self.own
     }
 
-    /// Reads again if that is due.
-    pub fn refresh(&mut self, now: Instant) {
+    /// Reads again if that is due or `at_once`.
+    pub fn refresh(&mut self, now: Moment, at_once: bool) {
         if is_due(self.searched, now, SEARCH_EVERY) {
             self.searched = Some(now);
             self.processes = search(Path::new("/proc"), self.own, &self.wanted);
             self.devices = devices(Path::new("/sys/class/net"), ENA);
         }
-        if is_due(self.read, now, READ_EVERY) {
-            self.read = Some(now);
+        if at_once || is_due(self.read_at, now, READ_EVERY) {
+            self.read_at = Some(now);
             self.read();
         }
     }
@@ -109,8 +113,8 @@ impl Reader {
     }
 }
 
-fn is_due(last: Option<Instant>, now: Instant, every: Duration) -> bool {
-    last.is_none_or(|last| now.duration_since(last) >= every)
+fn is_due(last: Option<Moment>, now: Moment, every: Duration) -> bool {
+    last.is_none_or(|last| now.since(last) >= every)
 }
 
 fn inode(path: &Path) -> Option<u32> {
@@ -324,14 +328,20 @@ Tcp: 1 200 -1 21 34 55 89
     #[test]
     fn it_reads_now_and_then() {
         let mut reader = Reader::new(&[]);
-        let now = Instant::now();
-        reader.refresh(now);
+        let now = Moment(1_000_000_000_000);
+        let later = |seconds| now + Duration::from_secs(seconds);
+        reader.refresh(now, false);
         assert!(reader.netns.contains_key(&reader.own()));
         reader.netns.clear();
-        reader.refresh(now + Duration::from_secs(4));
+        reader.refresh(later(4), false);
         assert!(reader.netns.is_empty());
-        reader.refresh(now + Duration::from_secs(5));
+        assert_eq!(reader.read_at, Some(now));
+        reader.refresh(later(5), false);
         assert!(!reader.netns.is_empty());
+        reader.netns.clear();
+        reader.refresh(later(6), true);
+        assert!(!reader.netns.is_empty());
+        assert_eq!(reader.read_at, Some(later(6)));
     }
 
     #[test]

@@ -36,6 +36,7 @@ impl Kernel {
     /// # Errors
     /// The error of a system call on a map.
     pub fn snapshot(&mut self, due: &Due) -> anyhow::Result<Snapshot> {
+        let began = Moment(clock::monotonic_ns());
         self.sweep()?;
         let changed = self.spaces.look(&mut self.ebpf)?;
         self.census.pools.note(&changed.bound_opens);
@@ -52,8 +53,10 @@ impl Kernel {
         let globals = self.globals()?;
         let resets = std::mem::take(&mut self.idle_resets);
         let idle = super::idle::news(&resets, census.as_deref().unwrap_or_default());
+        let now = Moment(clock::monotonic_ns());
         let snapshot = Snapshot {
-            now: Moment(clock::monotonic_ns()),
+            now,
+            took: now.since(began),
             spaces: changed.spaces,
             census,
             ports: changed.ports,
@@ -65,7 +68,7 @@ impl Kernel {
             openers,
             globals,
             translations: Vec::new(),
-            surroundings: self.surroundings(),
+            surroundings: self.surroundings(due.counters),
         };
         Ok(snapshot)
     }

@@ -1,6 +1,6 @@
 //! What the host around the port spaces is like: port ranges and counters, by network namespace.
 
-use std::{collections::HashSet, ptr::addr_of, time::Instant};
+use std::{collections::HashSet, ptr::addr_of};
 
 use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey};
 
@@ -8,6 +8,7 @@ use super::{clock, load::Kernel};
 use crate::core::{
     observation::{LookUp, Space3, Translation},
     surroundings::Surroundings,
+    time::Moment,
 };
 
 /// Opens that wait of which one port space's translation is looked up.
@@ -59,13 +60,15 @@ impl Kernel {
             .collect()
     }
 
-    /// What is known now. Counters are read every few seconds only.
-    pub(super) fn surroundings(&mut self) -> Surroundings {
-        self.counters.refresh(Instant::now());
+    /// What is known now. Counters are read every few seconds only, unless somebody waits for them.
+    pub(super) fn surroundings(&mut self, at_once: bool) -> Surroundings {
+        self.counters
+            .refresh(Moment(clock::monotonic_ns()), at_once);
         let own_netns = self.counters.own();
         let mut known = Surroundings {
             own_netns,
             counters: self.counters.netns.clone(),
+            read_at: self.counters.read_at,
             host: self.counters.host,
             local_ports: self.census.local_ports.clone(),
         };

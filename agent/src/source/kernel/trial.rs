@@ -144,6 +144,7 @@ impl Kernel {
         let snapshot = self.snapshot(&Due {
             interval: None,
             near: 1.0,
+            counters: false,
         })?;
         let hosts_own = self.hosts_own()?;
         let counts = Global::NAMES.into_iter().zip(snapshot.globals);
