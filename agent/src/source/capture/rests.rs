@@ -1,9 +1,8 @@
 //! Idle times of the connections of a capture: which of them woke and lived, and which were reset by the
 //! first segment after their rest.
 //!
-//! Every segment comes by here, so a connection has one small place in a table of fixed size, and what
-//! needs more is kept only while it wakes or is being closed. Two connections that share a place push each
-//! other out: of those that live only the longest rest matters, and a reset is missed rarely.
+//! Every segment comes by here, so a connection has one small place in a table of fixed size. Two connections that
+//! share a place push each other out: of those that live only the longest rest matters, and a reset is missed rarely.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,8 +27,6 @@ use crate::core::{
 const PLACES: usize = 1 << 18;
 /// Shorter pauses are none.
 const REST_MS: u32 = 1000;
-/// Connections that wake or are being closed at once.
-const WAKING: usize = 1 << 14;
 /// Resets kept until the next look.
 const NEWS: usize = 4096;
 
@@ -37,8 +34,20 @@ const NEWS: usize = 4096;
 const OPENED: u8 = 1;
 /// The opener is the lower end (see [`FourTuple::initiator_is_lower`]).
 const OPENER_IS_LOWER: u8 = 2;
-/// There is an entry in [`Rests::waking`].
+/// It wakes after a rest, or one end was closed after one: what follows says more.
 const WAKES: u8 = 4;
+/// The lower end broke the silence.
+const BY_LOWER: u8 = 8;
+/// It sent no data: a keep-alive probe.
+const BY_PROBE: u8 = 16;
+/// The other end has answered, or had closed first: it is not forgotten.
+const LIVES: u8 = 32;
+/// The other end (not the one that breaks the silence, or has data still to be answered) closed.
+const CLOSED: u8 = 64;
+/// Data was sent to the end that closed.
+const SENT: u8 = 128;
+/// What is known of a connection that does not wake.
+const ASLEEP: u8 = OPENED | OPENER_IS_LOWER;
 
 /// A connection. None lies across two cache lines.
 #[derive(Clone, Copy, Default)]
@@ -50,34 +59,31 @@ struct Place {
     last_ms: u32,
     /// When it was opened, 0 if that was not seen.
     opened_ms: u32,
+    /// How long it had rested, if it wakes.
+    rest_ms: u32,
     /// TTL of the latest segment of each end, the lower one first; 0 for none.
     ttl: [u8; 2],
     flags: u8,
 }
 
+impl Place {
+    /// All of these flags are set.
+    const fn is(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// Sets a flag or clears it.
+    const fn set(&mut self, flag: u8, is: bool) {
+        self.flags = self.flags & !flag | if is { flag } else { 0 };
+    }
+}
+
 // SAFETY: integers only; all zeros is a free place.
 unsafe impl Zeroed for Place {}
-
-/// A connection that wakes after a rest, or whose one end was closed.
-#[derive(Clone, Copy)]
-struct Waking {
-    rest_ms: u32,
-    /// The lower end broke the silence.
-    by_lower: bool,
-    /// It sent no data: a keep-alive probe.
-    by_probe: bool,
-    /// The other end has answered, or had closed first: it is not forgotten.
-    lives: bool,
-    /// The other end (not the one that breaks the silence, or has data still to be answered) closed.
-    closed: bool,
-    /// Data was sent to the end that closed.
-    sent: bool,
-}
 
 /// The tracker.
 pub struct Rests {
     places: Table<Place>,
-    waking: HashMap<u64, Waking, RandomState>,
     survived: HashMap<PortSpaceKey, Survived, RandomState>,
     killed: Vec<Killed>,
     begin_ns: Option<u64>,
@@ -89,7 +95,6 @@ impl Default for Rests {
     fn default() -> Self {
         Self {
             places: Table::new(PLACES),
-            waking: HashMap::default(),
             survived: HashMap::default(),
             killed: Vec::new(),
             begin_ns: None,
@@ -121,14 +126,18 @@ impl Rests {
         let by_lower = segment.tuple.initiator_is_lower();
         let special = segment.flags & (SYN | FIN | RST) != 0;
         let same = place.hash == hash;
-        let rest_ms = now_ms.saturating_sub(place.last_ms);
+        // Before its first segment nothing is known of it, and least that it rested.
+        let rest_ms = if same {
+            now_ms.saturating_sub(place.last_ms)
+        } else {
+            0
+        };
         if same && !special && rest_ms < REST_MS && place.flags & WAKES == 0 {
             place.last_ms = place.last_ms.max(now_ms);
             place.ttl[usize::from(!by_lower)] = observed.ttl;
             return None;
         }
         if !same {
-            self.waking.remove(&place.hash);
             *place = Place {
                 hash,
                 last_ms: now_ms,
@@ -150,7 +159,7 @@ impl Rests {
         let segment = &observed.segment;
         let by_lower = segment.tuple.initiator_is_lower();
         let place = &mut self.places[at];
-        let (hash, flags) = (place.hash, segment.flags);
+        let flags = segment.flags;
         let ttl_before = place.ttl[usize::from(!by_lower)];
         place.last_ms = place.last_ms.max(now_ms);
         if flags & RST == 0 {
@@ -165,32 +174,22 @@ impl Rests {
                     0
                 };
             place.opened_ms = now_ms;
-            self.waking.remove(&hash);
             return None;
         }
         if flags & RST != 0 {
-            let (place, waking) = (*place, self.waking.remove(&hash));
-            self.places[at] = Place::default();
-            return self.reset(observed, &place, waking?, ttl_before);
+            let place = std::mem::take(place);
+            return self.reset(observed, &place, ttl_before);
         }
-        if rest_ms >= REST_MS && place.flags & WAKES == 0 {
-            if self.waking.len() >= WAKING {
-                return None;
-            }
-            place.flags |= WAKES;
-            let new = Waking {
-                rest_ms,
-                by_lower,
-                by_probe: segment.payload_len <= 1,
-                lives: false,
-                // The end that closes has broken the silence; what may cross that comes from the other.
-                closed: flags & FIN != 0,
-                sent: false,
-            };
-            self.waking.insert(hash, new);
-            return None;
+        if place.is(WAKES) {
+            self.woken(observed, at, by_lower);
+        } else if rest_ms >= REST_MS {
+            place.rest_ms = rest_ms;
+            place.flags = place.flags & ASLEEP | WAKES;
+            place.set(BY_LOWER, by_lower);
+            place.set(BY_PROBE, segment.payload_len <= 1);
+            // The end that closes has broken the silence; what may cross that comes from the other.
+            place.set(CLOSED, flags & FIN != 0);
         }
-        self.woken(observed, at, by_lower);
         None
     }
 
@@ -198,41 +197,30 @@ impl Rests {
     fn woken(&mut self, observed: &Observed, at: usize, by_lower: bool) {
         let segment = &observed.segment;
         let place = &mut self.places[at];
-        let Some(waking) = self.waking.get_mut(&place.hash) else {
-            place.flags &= !WAKES;
-            return;
-        };
-        let is_answer = by_lower != waking.by_lower;
-        if is_answer && !waking.lives {
-            waking.lives = true;
-            let (place, rest_ms) = (*place, waking.rest_ms);
-            self.survived(observed, &place, rest_ms);
+        let is_answer = by_lower != place.is(BY_LOWER);
+        if is_answer && !place.is(LIVES) {
+            place.set(LIVES, true);
+            let place = *place;
+            self.survived(observed, &place);
         }
         let place = &mut self.places[at];
-        let Some(waking) = self.waking.get_mut(&place.hash) else {
-            return;
-        };
-        if is_answer && segment.flags & FIN != 0 && !waking.closed {
+        if is_answer && segment.flags & FIN != 0 && !place.is(CLOSED) {
             // It closes while the other end's data is under way to it, or has just come.
-            waking.closed = true;
-            waking.sent = !waking.by_probe;
-            waking.by_lower = by_lower;
-        } else if is_answer && waking.closed {
-            waking.sent |= segment.payload_len > 0;
-        } else if waking.lives && !waking.closed {
-            self.waking.remove(&place.hash);
-            place.flags &= !WAKES;
+            place.set(CLOSED, true);
+            place.set(SENT, !place.is(BY_PROBE));
+            place.set(BY_LOWER, by_lower);
+        } else if is_answer && place.is(CLOSED) {
+            place.set(SENT, place.is(SENT) || segment.payload_len > 0);
+        } else if place.is(LIVES) && !place.is(CLOSED) {
+            place.flags &= ASLEEP;
         }
     }
 
     /// A RST on a connection that wakes or is being closed.
-    fn reset(
-        &mut self,
-        observed: &Observed,
-        place: &Place,
-        waking: Waking,
-        ttl_before: u8,
-    ) -> Option<Killed> {
+    fn reset(&mut self, observed: &Observed, place: &Place, ttl_before: u8) -> Option<Killed> {
+        if !place.is(WAKES) {
+            return None;
+        }
         let segment = &observed.segment;
         let from_lower = segment.tuple.initiator_is_lower();
         let (tuple, role) = self.opened(observed, place);
@@ -244,11 +232,10 @@ impl Rests {
             Role::Unknown => false,
         };
         // A client that closes before it is answered has given up waiting: no race for an idle connection.
-        let closed_before = waking.closed
-            && waking.sent
-            && from_lower == waking.by_lower
-            && role == Role::Initiator;
-        let killed = !waking.closed && !waking.lives && from_lower != waking.by_lower;
+        let by_lower = place.is(BY_LOWER);
+        let closed_before =
+            place.is(CLOSED | SENT) && from_lower == by_lower && role == Role::Initiator;
+        let killed = !place.is(CLOSED) && !place.is(LIVES) && from_lower != by_lower;
         if !remote || !(closed_before || killed) || self.killed.len() >= NEWS {
             return None;
         }
@@ -259,12 +246,12 @@ impl Rests {
             role,
             point: Point::Wire as u8,
             at: Moment(observed.frame.time_ns),
-            idle: Duration::from_millis(waking.rest_ms.into()),
+            idle: Duration::from_millis(place.rest_ms.into()),
             opened: (place.opened_ms != 0).then(|| moment(place.opened_ms)),
             pid: 0,
             command: [0; 16],
             closed_before,
-            by_probe: waking.by_probe,
+            by_probe: place.is(BY_PROBE),
             reset_by: match ttl_before {
                 0 => None,
                 ttl if ttl == observed.ttl => Some(ResetBy::Peer),
@@ -282,19 +269,20 @@ impl Rests {
     #[must_use]
     pub fn unanswered(&self, sender: &FourTuple) -> Option<Duration> {
         let hash = sender.hash();
-        let waking = self.waking.get(&hash)?;
-        let known = self.places.get(hash as usize & (PLACES - 1))?.hash == hash;
-        let is_its = waking.by_lower == sender.initiator_is_lower();
-        (known && is_its && !waking.lives && !waking.closed)
-            .then(|| Duration::from_millis(waking.rest_ms.into()))
+        let place = self.places.get(hash as usize & (PLACES - 1))?;
+        let is_its = place.hash == hash && place.is(BY_LOWER) == sender.initiator_is_lower();
+        (is_its && place.is(WAKES) && !place.is(LIVES) && !place.is(CLOSED))
+            .then(|| Duration::from_millis(place.rest_ms.into()))
     }
 
-    fn survived(&mut self, observed: &Observed, place: &Place, rest_ms: u32) {
+    fn survived(&mut self, observed: &Observed, place: &Place) {
         let (tuple, role) = self.opened(observed, place);
         let key = idle::service(&tuple, role, Point::Wire as u8);
         let survived = self.survived.entry(key).or_default();
         survived.count = survived.count.saturating_add(1);
-        survived.longest = survived.longest.max(Duration::from_millis(rest_ms.into()));
+        survived.longest = survived
+            .longest
+            .max(Duration::from_millis(place.rest_ms.into()));
     }
 
     /// The connection named by who opened it, and what this place is in it. Where the SYN was not seen, the
@@ -413,6 +401,19 @@ mod tests {
         assert_eq!((killed.tuple, killed.opened), (shown.tuple, None));
         assert!(killed.by_probe);
         assert_eq!(killed.reset_by, Some(ResetBy::Peer));
+    }
+
+    #[test]
+    fn what_was_before_the_first_segment_seen_is_no_rest() {
+        for first in [(true, PSH_ACK), (false, PSH_ACK)] {
+            let mut shown = Shown::new().opened();
+            // Another one, of which nothing was seen for nine seconds of the capture.
+            shown.tuple.initiator_port += 1;
+            shown.send(9000, first.0, first.1, 100, 64);
+            shown.send(9001, !first.0, RST, 0, 64);
+            let news = shown.rests.news();
+            assert_eq!((news.killed, news.survived.len()), (Vec::new(), 0));
+        }
     }
 
     #[test]
