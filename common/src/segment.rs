@@ -39,14 +39,14 @@ pub struct Segment {
     pub tuple: FourTuple,
     /// The eight flag bits of the TCP header.
     pub flags: u8,
+    /// Where the payload starts, in bytes from the beginning of the frame.
+    pub payload_offset: u16,
     /// Sequence number.
     pub seq: u32,
     /// Acknowledgement number (meaningful with [`ACK`] only).
     pub ack: u32,
     /// Bytes of payload on the wire (of all merged segments for a GRO-sized skb).
     pub payload_len: u32,
-    /// Where the payload starts.
-    pub payload_offset: usize,
 }
 
 /// Where the headers of a TCP segment lie, and as much of it as tells whether the rest matters.
@@ -255,7 +255,7 @@ pub fn read_into<B: Bytes>(
     segment.seq = bytes.u32(at.tcp_offset + 4).ok_or(truncated)?;
     segment.ack = bytes.u32(at.tcp_offset + 8).ok_or(truncated)?;
     segment.payload_len = at.payload_len;
-    segment.payload_offset = at.payload_offset;
+    segment.payload_offset = at.payload_offset as u16;
     Ok(())
 }
 

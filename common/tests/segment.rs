@@ -48,7 +48,7 @@ fn expected(frame: &Frame) -> Segment {
         seq: frame.seq,
         ack: frame.ack,
         payload_len: frame.payload.len() as u32,
-        payload_offset: frame.payload_offset(),
+        payload_offset: frame.payload_offset() as u16,
     }
 }
 
@@ -207,7 +207,7 @@ fn a_packet_without_a_link_layer_header_or_without_its_tag() {
         let bytes = frame.bytes();
         let bare = Captured::whole(&bytes[ETHERNET_LEN..]);
         let shift = |s: Segment| Segment {
-            payload_offset: s.payload_offset - ETHERNET_LEN,
+            payload_offset: s.payload_offset - ETHERNET_LEN as u16,
             ..s
         };
         let at = locate_ip(&bare, 0).unwrap();

@@ -120,7 +120,8 @@ fn read(file: &[u8]) -> Vec<(u64, Link, Option<Direction>, u32)> {
     let mut packets = Vec::new();
     while let Some(packet) = reader.next().unwrap() {
         let (segment, ..) = segment(&packet).expect("a segment");
-        assert_eq!(packet.data.len(), segment.payload_offset, "headers only");
+        let headers = usize::from(segment.payload_offset);
+        assert_eq!(packet.data.len(), headers, "headers only");
         packets.push((
             packet.time_ns,
             packet.link,

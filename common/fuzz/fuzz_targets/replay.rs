@@ -67,9 +67,9 @@ fn replay(mut file: CaptureFile) {
     let mut batch = Batch::default();
     while !batch.is_last() {
         file.read(&selection, &mut batch);
-        for (next, observed) in batch.all() {
+        for observed in batch.all() {
             observer.rests.expect(observed.hash);
-            let done = match next {
+            let done = match observed.next {
                 Next::Segment => {
                     observer.touch(observed);
                     observer.take(observed, observed.interface, &mut look)
@@ -78,7 +78,7 @@ fn replay(mut file: CaptureFile) {
                     observer.touch(observed);
                     observer.pass(observed.frame.time_ns, &mut look)
                 }
-                Next::Time(ns) => observer.pass(*ns, &mut look),
+                Next::Time => observer.pass(observed.frame.time_ns, &mut look),
                 Next::End => Ok(()),
             };
             done.expect("the look never fails");

@@ -55,7 +55,7 @@ pub fn by_etherparse(kept: &[u8], cut: &[u8]) -> Option<Segment> {
         seq: tcp.sequence_number(),
         ack: tcp.acknowledgment_number(),
         payload_len: tcp.payload().len() as u32,
-        payload_offset: tcp.payload().as_ptr() as usize - start,
+        payload_offset: (tcp.payload().as_ptr() as usize - start) as u16,
     })
 }
 

@@ -238,8 +238,8 @@ impl Group {
                 choose_slot(&mut sources, i);
                 let others = sources.len() > 1;
                 let source = &mut sources[i];
-                while let Some((next, observed)) = source.stream.current() {
-                    match next {
+                while let Some(observed) = source.stream.current() {
+                    match observed.next {
                         Next::Segment => {
                             observer.touch(observed);
                             let interface = observed.interface + (source.slot - 1) * INTERFACES;
@@ -249,7 +249,7 @@ impl Group {
                             observer.touch(observed);
                             observer.pass(observed.frame.time_ns, look)?;
                         }
-                        Next::Time(ns) => observer.pass(*ns, look)?,
+                        Next::Time => observer.pass(observed.frame.time_ns, look)?,
                         Next::End => break,
                     }
                     source.advance(observer, faults[i]);

@@ -11,6 +11,7 @@ use crate::source::capture::{
     batch::Batch,
     fault::Fault,
     file::{CaptureFile, Next, Observed, Selection},
+    words::prefetch,
 };
 
 /// Batches that are read ahead.
@@ -66,17 +67,14 @@ impl Stream {
 
     /// What it has come to: [`Next::End`] behind the last packet.
     #[inline]
-    pub(super) fn current(&self) -> Option<&(Next, Observed)> {
+    pub(super) fn current(&self) -> Option<&Observed> {
         self.batch.all().get(self.at)
     }
 
     /// When the packet was captured that it has come to.
     pub(super) fn time(&self) -> Option<u64> {
-        match self.current()? {
-            (Next::Segment | Next::Plain, observed) => Some(observed.frame.time_ns),
-            (Next::Time(ns), _) => Some(*ns),
-            (Next::End, _) => None,
-        }
+        let observed = self.current()?;
+        (observed.next != Next::End).then_some(observed.frame.time_ns)
     }
 
     /// Goes on to the next packet. `expect` is told the hash of the connection of each some time before its turn.
@@ -89,7 +87,9 @@ impl Stream {
         if self.at >= self.batch.all().len() {
             return self.refill(expect);
         }
-        if let Some((_, later)) = self.batch.all().get(self.at + AHEAD) {
+        let all = self.batch.all();
+        prefetch(all.get(self.at + 2 * AHEAD));
+        if let Some(later) = all.get(self.at + AHEAD) {
             expect(later.hash);
         }
         Ok(())
@@ -108,7 +108,7 @@ impl Stream {
         let _ = self.empty.send(used);
         self.at = 0;
         let soon = self.batch.all().iter().take(AHEAD + 1);
-        soon.for_each(|(_, observed)| expect(observed.hash));
+        soon.for_each(|observed| expect(observed.hash));
         if self.batch.all().is_empty() {
             return self.refill(expect);
         }

@@ -11,7 +11,7 @@ pub(super) const LENGTH: usize = 1024;
 
 /// Packets in the order of their capture.
 pub struct Batch {
-    pub(super) read: Box<[(Next, Observed)]>,
+    pub(super) read: Box<[Observed]>,
     /// How many of them are filled.
     pub(super) filled: usize,
     /// What the file is broken by, behind them.
@@ -21,7 +21,7 @@ pub struct Batch {
 impl Default for Batch {
     fn default() -> Self {
         Self {
-            read: vec![<(Next, Observed)>::default(); LENGTH].into(),
+            read: vec![Observed::default(); LENGTH].into(),
             filled: 0,
             fault: None,
         }
@@ -32,7 +32,7 @@ impl Batch {
     /// What was read. The last of a file without a fault is [`Next::End`].
     #[inline]
     #[must_use]
-    pub fn all(&self) -> &[(Next, Observed)] {
+    pub fn all(&self) -> &[Observed] {
         &self.read[..self.filled]
     }
 
@@ -43,6 +43,6 @@ impl Batch {
             || self
                 .all()
                 .last()
-                .is_some_and(|(next, _)| *next == Next::End)
+                .is_some_and(|observed| observed.next == Next::End)
     }
 }

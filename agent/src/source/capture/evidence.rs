@@ -277,7 +277,7 @@ impl Evidence {
             shows: Shows::Failed {
                 status: conversation.status,
                 run: conversation.run,
-                page: observed.page.map(|balancer| balancer.name),
+                page: observed.balancer().map(|balancer| balancer.name),
             },
         };
         if let Some(exhibits) = self.exhibits(&key, |e| &mut e.failed) {

@@ -27,6 +27,7 @@ use super::{
     sent::{Hint, Sent},
     tables::Frame,
     vantage::Vantage,
+    words::prefetch_to_write,
 };
 
 /// Which packets count, and from where they are seen.
@@ -64,9 +65,13 @@ impl EndFilter {
     }
 }
 
-/// A segment.
+/// A segment, or what else a file comes to. It fills two cache lines: each of them goes from the core that reads to
+/// the one that judges.
+#[repr(align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Observed {
+    /// What it is.
+    pub next: Next,
     /// Where it stands.
     pub frame: Frame,
     /// The segment.
@@ -77,8 +82,9 @@ pub struct Observed {
     pub role: Option<Role>,
     /// The HTTP/1 message that it begins with, if any.
     pub message: Option<Message>,
-    /// Whose error page it is, where it is a response that failed and the page is known.
-    pub page: Option<&'static Balancer>,
+    /// Whose error page it is, where it is a response that failed and the page is known: a place in
+    /// [`http::BALANCERS`].
+    pub page: Option<u8>,
     /// The interface.
     pub interface: u32,
     /// What tells copies of it from repetitions.
@@ -95,6 +101,16 @@ pub struct Observed {
     pub ttl: u8,
 }
 
+const _: () = assert!(size_of::<Observed>() == 128);
+
+impl Observed {
+    /// Whose error page it is, where it is a response that failed and the page is known.
+    #[must_use]
+    pub fn balancer(&self) -> Option<&'static Balancer> {
+        http::BALANCERS.get(usize::from(self.page?))
+    }
+}
+
 /// How far [`CaptureFile::read`] has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Next {
@@ -103,8 +119,8 @@ pub enum Next {
     /// To one that says no more than that its connection is in use.
     #[default]
     Plain,
-    /// Some packets on, to this moment; none of them concerns the tables.
-    Time(u64),
+    /// Some packets on, to a moment; none of them concerns the tables.
+    Time,
     /// To the end.
     End,
 }
@@ -169,6 +185,8 @@ impl Read for Rest {
 
 /// Bytes in which the vantage is looked for: some ten thousand packets.
 pub const HEAD: u64 = 4 << 20;
+/// Packets before its turn at which the place of one is asked for, which the core that judges may still have.
+const AHEAD: usize = 8;
 /// How often it is told that time passes without anything of interest.
 const TELL_NS: u64 = 1_000_000_000;
 
@@ -271,8 +289,9 @@ impl CaptureFile {
             if batch.filled > 0 && !self.reader.is_at_hand() {
                 break;
             }
-            let (next, observed) = &mut batch.read[batch.filled];
-            *next = match self.read_next(selection, observed) {
+            prefetch_to_write(batch.read.get(batch.filled + AHEAD));
+            let observed = &mut batch.read[batch.filled];
+            observed.next = match self.read_next(selection, observed) {
                 Ok(next) => next,
                 Err(fault) => {
                     batch.fault = Some(fault);
@@ -280,13 +299,13 @@ impl CaptureFile {
                 }
             };
             batch.filled += 1;
-            if *next == Next::End {
+            if observed.next == Next::End {
                 break;
             }
             self.sent.expect(observed.hash);
         }
-        for (next, observed) in &mut batch.read[..batch.filled] {
-            if !matches!(next, Next::Segment | Next::Plain) {
+        for observed in &mut batch.read[..batch.filled] {
+            if !matches!(observed.next, Next::Segment | Next::Plain) {
                 continue;
             }
             let Observed {
@@ -299,9 +318,9 @@ impl CaptureFile {
             let segment = &observed.segment;
             observed.hint = self.sent.look(segment, hash, window, frame.time_ns);
             if observed.hint != Hint::None {
-                *next = Next::Segment;
+                observed.next = Next::Segment;
             }
-            if *next == Next::Segment {
+            if observed.next == Next::Segment {
                 observed.packet = fingerprint(segment, hash, sighting);
             }
         }
@@ -379,7 +398,8 @@ impl CaptureFile {
             }
             if time_ns.saturating_sub(self.told_ns) >= TELL_NS {
                 self.told_ns = time_ns;
-                return Ok(Next::Time(time_ns));
+                observed.frame.time_ns = time_ns;
+                return Ok(Next::Time);
             }
         }
     }
@@ -429,11 +449,16 @@ fn payload<'a>(packet: &'a [u8], at: &Located) -> &'a [u8] {
 }
 
 /// Whose error page a response is.
-fn page(packet: &[u8], at: &Located, message: Option<Message>) -> Option<&'static Balancer> {
-    match message? {
-        Message::Response { status } if http::is_failure(status) => http::page(payload(packet, at)),
-        _ => None,
+fn page(packet: &[u8], at: &Located, message: Option<Message>) -> Option<u8> {
+    let Message::Response { status } = message? else {
+        return None;
+    };
+    if !http::is_failure(status) {
+        return None;
     }
+    let balancer = http::page(payload(packet, at))?;
+    let place = http::BALANCERS.iter().position(|b| b == balancer)?;
+    u8::try_from(place).ok()
 }
 
 /// The segment of a packet, where its headers are, and the TTL.

@@ -26,5 +26,5 @@ pub mod talks;
 mod tests;
 pub mod vantage;
 mod window;
-mod words;
+pub mod words;
 pub mod write;

@@ -106,21 +106,20 @@ impl Observer {
         look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
     ) -> Result<(), E> {
         let time_ns = observed.frame.time_ns;
-        let observed = Observed {
-            interface,
-            ..*observed
-        };
-        if time_ns >= self.newest_ns {
+        let at = if time_ns >= self.newest_ns {
             self.newest_ns = time_ns;
-            self.waiting.push_back(observed);
+            self.waiting.push_back(*observed);
+            self.waiting.len() - 1
         } else {
             let at = self
                 .waiting
                 .iter()
                 .rposition(|before| before.frame.time_ns <= time_ns)
                 .map_or(0, |i| i + 1);
-            self.waiting.insert(at, observed);
-        }
+            self.waiting.insert(at, *observed);
+            at
+        };
+        self.waiting[at].interface = interface;
         self.release(REORDER, look)
     }
 
@@ -162,20 +161,26 @@ impl Observer {
         most: usize,
         look: &mut impl FnMut(&[Event], &Snapshot) -> Result<(), E>,
     ) -> Result<(), E> {
-        while let Some(first) = self.waiting.front() {
+        // Set aside, so that each is observed where it lies.
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut done = Ok(());
+        while let Some(first) = waiting.front() {
             let waited = self.newest_ns - first.frame.time_ns >= REORDER_NS;
-            if !waited && self.waiting.len() <= most {
+            if !waited && waiting.len() <= most {
                 break;
             }
-            if let Some(later) = self.waiting.get(AHEAD) {
+            if let Some(later) = waiting.get(AHEAD) {
                 self.tables.expect(&later.segment, later.hash);
                 self.seen.expect(later.packet);
             }
-            if let Some(observed) = self.waiting.pop_front() {
-                self.observe(&observed, look)?;
+            done = self.observe(first, look);
+            waiting.pop_front();
+            if done.is_err() {
+                break;
             }
         }
-        Ok(())
+        self.waiting = waiting;
+        done
     }
 
     #[inline]
@@ -250,7 +255,7 @@ impl Observer {
             message,
         };
         if observe_http(&mut self.tables, &spoken, seen) {
-            self.tables.talks.failed(spoken.hash, observed.page);
+            self.tables.talks.failed(spoken.hash, observed.balancer());
             if let Some(conversation) = self.tables.conversation(spoken.hash) {
                 self.evidence.failed(observed, conversation);
             }

@@ -26,15 +26,26 @@ pub enum Hint {
     None,
     /// Nothing, on a connection of which something was said.
     Watched,
-    /// It was sent before: the latest new data at this time.
+    /// It was sent before: see [`Hint::sent_ns`].
     Again {
-        /// Nanoseconds of the capture's clock.
-        sent_ns: u64,
+        /// How long ago the latest new data was sent, in steps of 34 ms.
+        steps: u16,
     },
     /// A probe of a connection on which nothing waits, or of a closed window.
     Probe,
     /// The sender's window is closed.
     Closed,
+}
+
+impl Hint {
+    /// When the segment seen at this moment was sent first.
+    #[must_use]
+    pub fn sent_ns(self, now_ns: u64) -> u64 {
+        match self {
+            Self::Again { steps } => now_ns.saturating_sub(u64::from(steps) << Last::STEP),
+            Self::None | Self::Watched | Self::Probe | Self::Closed => now_ns,
+        }
+    }
 }
 
 /// The last byte of one direction of a connection: 20 bits that tell whose it is, 12 of the time, and the
@@ -63,10 +74,10 @@ impl Last {
         self.0 as u32
     }
 
-    /// When it was sent first, within a step.
-    const fn sent_ns(self, now_ns: u64) -> u64 {
-        let age = (now_ns >> Self::STEP).wrapping_sub(self.0 >> 32) & Self::STEPS;
-        now_ns.saturating_sub(age << Self::STEP)
+    /// How many steps ago it was sent first.
+    #[expect(clippy::cast_possible_truncation, reason = "twelve bits")]
+    const fn age(self, now_ns: u64) -> u16 {
+        ((now_ns >> Self::STEP).wrapping_sub(self.0 >> 32) & Self::STEPS) as u16
     }
 }
 
@@ -139,9 +150,11 @@ impl Sent {
             *last = Last::new(tag, now_ns, end);
             return Hint::None;
         }
-        let sent_ns = last.sent_ns(now_ns);
-        if now_ns.saturating_sub(sent_ns) >= AGAIN_NS {
-            Hint::Again { sent_ns }
+        let again = Hint::Again {
+            steps: last.age(now_ns),
+        };
+        if now_ns - again.sent_ns(now_ns) >= AGAIN_NS {
+            again
         } else {
             Hint::None
         }
@@ -191,9 +204,11 @@ mod tests {
             Hint::None,
             "twice"
         );
-        let Hint::Again { sent_ns } = look(&mut sent, &segment(100, 50), 500, 2 * S) else {
+        let hint = look(&mut sent, &segment(100, 50), 500, 2 * S);
+        let Hint::Again { .. } = hint else {
             panic!("it is new");
         };
+        let sent_ns = hint.sent_ns(2 * S);
         assert!(sent_ns.abs_diff(S) < 40_000_000, "{sent_ns}");
         assert_eq!(
             look(&mut sent, &segment(200, 50), 500, 2 * S),

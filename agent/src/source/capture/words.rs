@@ -99,23 +99,58 @@ impl<T: Zeroed> DerefMut for Table<T> {
     }
 }
 
+/// A cache line.
+const LINE: usize = 64;
+
 /// Asks the processor for a value that will be needed soon. Nothing waits for it.
 #[inline]
-pub(super) fn prefetch<T>(value: Option<&T>) {
+pub fn prefetch<T>(value: Option<&T>) {
     let Some(value) = value else { return };
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction; it changes nothing but the caches.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(value).cast());
+    for line in lines(value) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has the instruction; it changes nothing but the caches.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every `AArch64` has the instruction; it changes nothing but the caches.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) line, options(nostack, readonly, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        std::hint::black_box(line);
     }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: every `AArch64` has the instruction; it changes nothing but the caches.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) ptr::from_ref(value), options(nostack, readonly, preserves_flags));
+}
+
+/// Asks for a value that will be written to soon, and of which another core may have a copy.
+#[inline]
+pub fn prefetch_to_write<T>(value: Option<&T>) {
+    let Some(value) = value else { return };
+    for line in lines(value) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: 64-bit processors that do not have the instruction take it for none (Intel's manual, volume 2,
+        // PREFETCHW); it changes nothing but the caches.
+        unsafe {
+            std::arch::asm!("prefetchw [{0}]", in(reg) line, options(nostack, readonly, preserves_flags));
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every `AArch64` has the instruction; it changes nothing but the caches.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{0}]", in(reg) line, options(nostack, readonly, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        std::hint::black_box(line);
     }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    std::hint::black_box(value);
+}
+
+/// The beginnings of the cache lines of a value that begins at one.
+#[inline]
+fn lines<T>(value: &T) -> impl Iterator<Item = *const u8> + use<T> {
+    let first = ptr::from_ref(value).cast::<u8>();
+    (0..size_of::<T>())
+        .step_by(LINE)
+        .map(move |at| first.wrapping_add(at))
 }
 
 #[cfg(test)]

@@ -31,13 +31,13 @@ fn looks(bytes: Vec<u8>) -> (Vec<u64>, u64) {
     let mut batch = Batch::default();
     while !batch.is_last() {
         file.read(&selection, &mut batch);
-        for (next, observed) in batch.all() {
-            match next {
+        for observed in batch.all() {
+            match observed.next {
                 Next::Segment => observer
                     .take(observed, observed.interface, &mut look)
                     .unwrap(),
                 Next::Plain => observer.touch(observed),
-                Next::Time(ns) => observer.pass(*ns, &mut look).unwrap(),
+                Next::Time => observer.pass(observed.frame.time_ns, &mut look).unwrap(),
                 Next::End => {}
             }
         }
