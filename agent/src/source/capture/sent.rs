@@ -75,7 +75,6 @@ impl Last {
     }
 
     /// How many steps ago it was sent first.
-    #[expect(clippy::cast_possible_truncation, reason = "twelve bits")]
     const fn age(self, now_ns: u64) -> u16 {
         ((now_ns >> Self::STEP).wrapping_sub(self.0 >> 32) & Self::STEPS) as u16
     }
