@@ -314,7 +314,7 @@ mod tests {
     fn repeated() -> (Stalls, Vec<u32>) {
         let mut stalls = Stalls::default();
         let counts = [218, 442, 882, 1778, 3538, 7022].map(|ms| {
-            let steps = (ms * MS >> 25) as u16;
+            let steps = ((ms * MS) >> 25) as u16;
             stalls.look(&segment(1, 112), Hint::Again { steps }, 500, ms * MS);
             stalls.all.values().next().unwrap().rtos
         });
