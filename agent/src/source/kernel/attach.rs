@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::{
     HookStatus, Verdict,
-    chain::{Way, tcx},
+    chain::{Standing, Way, standing},
     guard::{Filter, Guard},
     hooks::load_classifier,
     load::{CLASSIFIERS, Kernel, chain, find, map_mut},
@@ -38,8 +38,11 @@ const CLSACT_HANDLE: u16 = 0x7477;
 const TRIAL_HANDLE: u16 = 0x7478;
 /// Value of the map of hooked interfaces for one whose other end is a guest of this host.
 const GUEST: u8 = 2;
-/// Somebody who also insists on the first place gets it for this long.
+/// Somebody who also insists on the first place gets it for this long, and each time for twice as long: packets that
+/// pass while a program moves are not seen.
 const REATTACH: Duration = Duration::from_secs(60);
+/// How often that time is doubled.
+const DOUBLED: u32 = 6;
 
 /// The hooked interfaces.
 #[derive(Default)]
@@ -63,8 +66,25 @@ struct Filters {
 struct Hooked {
     interface: Interface,
     links: Vec<(&'static str, SchedClassifierLinkId)>,
-    moved: Option<Instant>,
+    /// When it went back to the first place for the last time, and how often.
+    moved: Option<(Instant, u32)>,
     uses_tcx: bool,
+}
+
+impl Hooked {
+    const fn way(&self) -> Way {
+        if self.uses_tcx { Way::Tcx } else { Way::Clsact }
+    }
+
+    /// It has just moved, and does not move again.
+    fn rests(&self) -> bool {
+        self.moved
+            .is_some_and(|(at, times)| at.elapsed() < REATTACH * (1 << times.min(DOUBLED)))
+    }
+
+    fn moves(&self) -> (Instant, u32) {
+        (Instant::now(), self.moved.map_or(0, |(_, times)| times + 1))
+    }
 }
 
 impl Attachments {
@@ -101,15 +121,10 @@ impl Attachments {
 
     /// Names of the hooked interfaces, and whether by tcx.
     pub(super) fn ways(&self) -> Vec<(String, Way)> {
-        let way = |hooked: &Hooked| {
-            if hooked.uses_tcx {
-                Way::Tcx
-            } else {
-                Way::Clsact
-            }
-        };
         let hooked = self.hooked.values();
-        hooked.map(|h| (h.interface.name.clone(), way(h))).collect()
+        hooked
+            .map(|h| (h.interface.name.clone(), h.way()))
+            .collect()
     }
 
     /// Names of the hooked interfaces, and those that are not seen with the reason.
@@ -213,11 +228,11 @@ impl Kernel {
         }
         self.attachments.filters.guard.look_after();
         for interface in &choice.chosen {
-            let known = self.attachments.hooked.contains_key(&interface.index);
-            if known && self.is_first(interface) {
-                continue;
+            match self.attachments.hooked.get(&interface.index) {
+                Some(hooked) if !hooked.rests() => self.go_back(interface, hooked.way()),
+                Some(_) => {}
+                None => self.hook(interface, None),
             }
-            self.hook(interface);
         }
         if let Err(error) = note_hooked(&mut self.ebpf, &choice, &self.attachments.hooked) {
             warn!("forwarded packets may be counted twice: {error}");
@@ -246,53 +261,66 @@ impl Kernel {
         }
     }
 
-    /// Whether our programs still stand first on both sides of an interface.
-    fn is_first(&mut self, interface: &Interface) -> bool {
-        let Some(hooked) = self.attachments.hooked.get(&interface.index) else {
-            return false;
-        };
-        if hooked.moved.is_some_and(|at| at.elapsed() < REATTACH) {
-            return true;
-        }
-        let uses_tcx = hooked.uses_tcx;
+    /// Goes back to the first place on the sides of an interface where somebody has taken it.
+    fn go_back(&mut self, interface: &Interface, way: Way) {
         for (program, side) in sides(interface) {
-            let first = if uses_tcx {
-                tcx(interface.index, side).map(|programs| programs.first().copied())
-            } else {
-                // Of those of one priority the newest comes first. What is no program is nobody's number.
-                clsact::filters(interface.index, side)
-                    .map(|filters| filters.first().map(|filter| filter.program.unwrap_or(0)))
+            let Some(ours) = number(&mut self.ebpf, program) else {
+                continue;
             };
-            let first = match first {
-                Ok(Some(first)) => first,
-                // Somebody has taken our filter away, or its qdisc.
-                Ok(None) if !uses_tcx => return false,
-                Ok(None) | Err(_) => return true,
-            };
-            if number(&mut self.ebpf, program).is_some_and(|ours| first != ours) {
-                return false;
+            let standing = standing(interface, side, way, ours);
+            let index = interface.index;
+            // The interface may be gone.
+            if matches!(standing, Ok(Standing::First) | Err(_))
+                || !self.attachments.hooked.contains_key(&index)
+            {
+                continue;
             }
-        }
-        true
-    }
-
-    fn hook(&mut self, interface: &Interface) {
-        let before = self.attachments.hooked.remove(&interface.index);
-        let moved = before.is_some().then(Instant::now);
-        if let Some(before) = before {
             warn!(
                 "{}: another program took the first place, or ours away; going back to it",
                 interface.name
             );
-            self.unhook(interface.index, before.links);
+            if way == Way::Tcx {
+                self.move_side(interface, program, side);
+            } else if let Some(before) = self.attachments.hooked.remove(&index) {
+                let moves = before.moves();
+                self.unhook(index, before.links);
+                return self.hook(interface, Some(moves));
+            }
         }
-        let mut hooked = Hooked {
+    }
+
+    /// Attaches one program anew, which puts it first. It is blind in between, for as long as the kernel waits until
+    /// nobody runs it (`tcx_entry_sync`), so the other side stays where it is.
+    fn move_side(&mut self, interface: &Interface, program: &'static str, side: Side) {
+        let Some(mut hooked) = self.attachments.hooked.remove(&interface.index) else {
+            return;
+        };
+        hooked.moved = Some(hooked.moves());
+        if let Some(at) = hooked.links.iter().position(|(name, _)| *name == program) {
+            let (_, link) = hooked.links.swap_remove(at);
+            detach(&mut self.ebpf, program, link);
+        }
+        self.attach_to(hooked, [(program, side)]);
+    }
+
+    fn hook(&mut self, interface: &Interface, moved: Option<(Instant, u32)>) {
+        let hooked = Hooked {
             interface: interface.clone(),
             links: Vec::new(),
             moved,
             uses_tcx: true,
         };
-        for (program, side) in sides(interface) {
+        self.attach_to(hooked, sides(interface));
+    }
+
+    /// Attaches these programs, or takes all off the interface.
+    fn attach_to(
+        &mut self,
+        mut hooked: Hooked,
+        programs: impl IntoIterator<Item = (&'static str, Side)>,
+    ) {
+        let interface = &hooked.interface;
+        for (program, side) in programs {
             let filters = &mut self.attachments.filters;
             match attach(&mut self.ebpf, interface, program, side, filters) {
                 Ok((link, uses_tcx)) => {

@@ -130,6 +130,65 @@ pub fn others(interface: &Interface, ours: &BTreeSet<u32>) -> (Vec<Other>, io::R
     (found, result)
 }
 
+/// Where one of our programs stands on its side of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Packets meet it before they meet anybody else's, other tuplewatches aside: those let every packet pass.
+    First,
+    /// Somebody else's program comes before it.
+    Behind,
+    /// It is not there any more.
+    Gone,
+}
+
+/// Where our program with this number stands among those attached the same way.
+///
+/// # Errors
+/// They cannot be asked for.
+pub(super) fn standing(
+    interface: &Interface,
+    side: Side,
+    way: Way,
+    ours: u32,
+) -> io::Result<Standing> {
+    match way {
+        Way::Tcx => {
+            let programs = tcx(interface.index, side)?;
+            // Their names are a further question.
+            if programs.first() == Some(&ours) {
+                return Ok(Standing::First);
+            }
+            let names = names(&interface.name, side);
+            let programs = programs.into_iter();
+            let members = programs.map(|id| (Some(id), names.get(&id).map(String::as_str)));
+            Ok(stands(members, ours))
+        }
+        Way::Clsact => {
+            // Of those of one priority the newest comes first.
+            let filters = clsact::filters(interface.index, side)?;
+            let members = filters.iter().map(|f| (f.program, f.name.as_deref()));
+            Ok(stands(members, ours))
+        }
+    }
+}
+
+/// Numbers and names of programs as packets meet them. What is no program has no number, and names may not be told.
+fn stands<'a>(
+    members: impl Iterator<Item = (Option<u32>, Option<&'a str>)>,
+    ours: u32,
+) -> Standing {
+    let mut standing = Standing::First;
+    for (id, name) in members {
+        if id == Some(ours) {
+            return standing;
+        }
+        if !name.is_some_and(|name| name.starts_with(OURS)) {
+            standing = Standing::Behind;
+        }
+    }
+    Standing::Gone
+}
+
 /// One of a chain.
 struct Member {
     way: Way,
@@ -204,6 +263,27 @@ mod tests {
             ("program", false, false),
         ];
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn another_tuplewatch_may_come_first() {
+        let (ours, other) = ((Some(7), Some("tuplewatch_in")), Some("tuplewatch_in"));
+        let cases = [
+            (vec![ours], Standing::First),
+            (vec![ours, (Some(3), Some("cil"))], Standing::First),
+            (vec![(Some(8), other), ours], Standing::First),
+            (vec![(Some(3), Some("cil")), ours], Standing::Behind),
+            (
+                vec![(Some(8), other), (Some(3), None), ours],
+                Standing::Behind,
+            ),
+            (vec![(None, None), ours], Standing::Behind),
+            (vec![(Some(8), other)], Standing::Gone),
+            (vec![], Standing::Gone),
+        ];
+        for (members, expected) in cases {
+            assert_eq!(stands(members.iter().copied(), 7), expected, "{members:?}");
+        }
     }
 
     #[test]
