@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::iter::{once, repeat};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -24,7 +25,12 @@ use crate::procnet::NetCounters;
 use crate::sampler::Sampled;
 
 /// Elements a set can hold: more than the largest flood of the tests (100,000 SYNs).
-const SET_SIZE: u32 = 400_000;
+const SET_SIZE: u32 = 130_000;
+/// Elements that the sets of four-tuples with several open SYNs can hold.
+const SMALL_SET_SIZE: u32 = 4_000;
+/// How often the kernel looks for elements whose time is over, which count for nothing until then. By default it walks
+/// all places of all these sets once a second, which keeps an emulated machine busy with nothing else.
+const GC_INTERVAL: &str = "10m";
 /// How many SYNs on one four-tuple can be open at once: there is a set for each, as an element of a set cannot count
 /// downwards.
 const OPEN: usize = 5;
@@ -290,7 +296,9 @@ fn sets(ip: &str, family: &str, direction: &str) -> String {
     let tuple = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
     let mut text = String::new();
     let open = (1..=OPEN).map(open);
-    let open = open.map(|name| (name, tuple.as_str(), Some("3m")));
+    let sizes = once(SET_SIZE).chain(repeat(SMALL_SET_SIZE));
+    let open = open.zip(sizes);
+    let open = open.map(|(name, size)| (name, tuple.as_str(), Some("3m"), size));
     let others = [
         ("accepted", tuple.as_str(), Some("5m")),
         (
@@ -306,15 +314,15 @@ fn sets(ip: &str, family: &str, direction: &str) -> String {
         ),
         ("ports", &format!("{ip} saddr . tcp sport"), None),
     ];
-    let others = others.map(|(name, key, expiry)| (name.to_owned(), key, expiry));
-    for (name, key, expiry) in open.chain(others) {
+    let others = others.map(|(name, key, expiry)| (name.to_owned(), key, expiry, SET_SIZE));
+    for (name, key, expiry, size) in open.chain(others) {
         let flags = expiry.map_or_else(
             || "flags dynamic;".to_owned(),
-            |time| format!("flags dynamic,timeout; timeout {time};"),
+            |time| format!("flags dynamic,timeout; timeout {time}; gc-interval {GC_INTERVAL};"),
         );
         let _ = writeln!(
             text,
-            "  set {name}{family}_{direction} {{ typeof {key}; size {SET_SIZE}; {flags} }}"
+            "  set {name}{family}_{direction} {{ typeof {key}; size {size}; {flags} }}"
         );
     }
     text

@@ -5,12 +5,13 @@ mod support;
 
 use std::{
     collections::BTreeSet,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use support::{Place, SECOND, fresh, total, watch, watch_all};
+use support::{Place, SECOND, fresh, told_at, total, watch, watch_all};
 use tuplewatch_tests::{patience, prelude::*, truth::TimeWaitSample};
 
 /// Connections per second of each of the two clients.
@@ -41,7 +42,13 @@ fn last(agent: &Agent) -> Result<Value> {
         .context("no alert")
 }
 
-/// Runs the incident with agents in the first client and the server until both have resolved.
+/// How many of the two clients have an agent. On an emulated machine the verifier alone takes a quarter of a minute of a
+/// processor for each agent.
+fn watched_clients() -> usize {
+    if patience() > 1 { 1 } else { 2 }
+}
+
+/// What a run of the incident left.
 struct Outcome {
     truth: Truth,
     middlebox: tuplewatch_tests::topology::MiddleboxCounters,
@@ -51,18 +58,20 @@ struct Outcome {
     server_space: Value,
     client_spaces: Vec<Value>,
     server_agent: Agent,
+    client_agents: Vec<Agent>,
 }
 
+/// Runs the incident with agents in the clients and the server until all have resolved.
 fn run(incident: &Incident) -> Result<Outcome> {
     let resolve = ["--set", "alert.resolve=8s", "--set", "alert.repeat=2s"];
     let _server = incident.serve()?;
     let server_agent = watch(&incident.server, &resolve)?;
-    let client_agents = [
-        watch(&incident.clients[0], &resolve)?,
-        watch(&incident.clients[1], &resolve)?,
-    ];
+    let clients = incident.clients.iter().take(watched_clients());
+    let client_agents = clients.map(|client| watch(client, &resolve));
+    let client_agents = client_agents.collect::<Result<Vec<_>>>()?;
+    let agents = || client_agents.iter().chain([&server_agent]);
     let loads = incident.load(RATE, TIME)?;
-    for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
+    for watched in agents() {
         let alert = watched.wait_alert(40 * SECOND, firing)?;
         println!("{}", alert["summary"]);
     }
@@ -70,7 +79,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
         load.wait()?;
     }
     incident.settle(SECOND, 60 * SECOND)?;
-    for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
+    for watched in agents() {
         watched.wait_alert(90 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
     }
     let place = Place::responder(incident.nat_address(), incident.service());
@@ -87,6 +96,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
         server_space,
         client_spaces: client_spaces.collect::<Result<_>>()?,
         server_agent,
+        client_agents,
     })
 }
 
@@ -94,6 +104,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
 /// without outcome is given up; it is not counted then.
 fn check_resets(alert: &Value, space: &Value, answers: u64) {
     let told = count(alert, "rsts");
+    println!("RSTs {told} of {answers}");
     let given_up = total(space, "abandoned") + total(space, "syn_timeouts");
     let late = if patience() > 1 { given_up } else { 0 };
     assert!(
@@ -106,6 +117,7 @@ fn check_resets(alert: &Value, space: &Value, answers: u64) {
 /// from another port of the NAT without a bare ACK before: to the agent that is an open of its own.
 fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
     let seen = total(space, "syn_retransmits") + total(space, "duplicate_syns");
+    println!("repeats {seen} of {repeats}");
     if patience() > 1 {
         assert!(seen <= repeats, "{seen} of {repeats}: {space}");
     } else {
@@ -116,6 +128,52 @@ fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
         (count(alert, "healed")..=seen).contains(&told),
         "{told} of {seen}: {alert}"
     );
+}
+
+/// The census within one interval. The agent counts about once a second, the lab five times; on an emulated machine
+/// both do it less often, and it is asked how often they did.
+fn check_time_wait(
+    alert: &Value,
+    agent: &Agent,
+    samples: &[TimeWaitSample],
+    remote: IpAddr,
+) -> Result<()> {
+    let held = |sample: &TimeWaitSample| sample.by_remote.get(&remote).copied().unwrap_or(0) as u64;
+    // How many may come and go between two looks of the lab.
+    let moved = |pair: &[TimeWaitSample]| {
+        let gap = pair[1].at.saturating_sub(pair[0].at).as_secs_f64();
+        (2.0 * RATE * gap).ceil() as u64
+    };
+    let summaries = agent.of_type("summary")?;
+    let times = summaries.iter().map(told_at);
+    let times = times.collect::<Result<Vec<_>>>()?;
+    let gaps = times.windows(2).map(|pair| pair[1].duration_since(pair[0]));
+    let interval = gaps.flatten().max().context("two summaries")?;
+    assert!(interval <= 3 * SECOND * patience(), "{interval:?}");
+    // What held for one and a half intervals was counted, by whichever looks of the lab are around.
+    let around = interval * 3 / 4;
+    let lasted = |at: Duration| {
+        let first = samples.partition_point(|s| s.at + around < at);
+        let end = samples.partition_point(|s| s.at <= at + around);
+        let near = &samples[first.saturating_sub(1)..samples.len().min(end + 1)];
+        let least = near.iter().map(held).min().unwrap_or(0);
+        least.saturating_sub(near.windows(2).map(moved).max().unwrap_or(0))
+    };
+    let least = samples.iter().map(|s| lasted(s.at)).max().unwrap_or(0);
+    let most = samples.windows(2);
+    let most = most.map(|pair| match pair.iter().map(held).max() {
+        // They stay for a minute: there were none.
+        None | Some(0) => 0,
+        Some(held) => held + moved(pair),
+    });
+    let most = most.max().unwrap_or(0);
+    let seen = count(alert, "time_wait_peak");
+    println!("TIME_WAIT: {seen} by the agent every {interval:?}, {least} to {most} by the lab");
+    assert!(
+        (least..=most).contains(&seen),
+        "TIME_WAIT peak {seen}, by the lab {least} to {most}"
+    );
+    Ok(())
 }
 
 /// What must be equal, whatever the NAT drops.
@@ -140,41 +198,25 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
         (pool["first"].as_u64(), pool["last"].as_u64()),
         (Some(2048), Some(2247))
     );
-    // The census within one interval: the agent counts once a second and the lab five times, while the
-    // number moves by up to 40 per second. So the agent has seen at least what held for one and a half
-    // seconds, and at most what the lab saw plus what can come between two of its samples.
-    let nat = incident.nat_address();
-    let held = |sample: &TimeWaitSample| sample.by_remote.get(&nat).copied().unwrap_or(0);
-    // An emulated machine counts less often.
-    let around = 750 * SECOND / 1000 * patience();
-    let within = |sample: &TimeWaitSample| {
-        let near = server
-            .time_wait_samples
-            .iter()
-            .filter(|s| s.at.abs_diff(sample.at) <= around);
-        near.map(held).min().unwrap_or(0)
-    };
-    let lasted = server
-        .time_wait_samples
-        .iter()
-        .map(within)
-        .max()
-        .unwrap_or(0) as u64;
-    let peak = server.time_wait_peak[&incident.nat_address()] as u64;
-    let seen = count(alert, "time_wait_peak");
-    assert!(
-        (lasted..=peak + 10).contains(&seen),
-        "TIME_WAIT peak {seen}, by the lab {lasted} for twice {around:?} and {peak} at most"
-    );
+    let samples = &server.time_wait_samples;
+    check_time_wait(
+        alert,
+        &outcome.server_agent,
+        samples,
+        incident.nat_address(),
+    )?;
     let clients = outcome.clients.iter().zip(&outcome.client_spaces);
-    for (name, (alert, space)) in incident.client_names().iter().zip(clients) {
+    let clients = clients.zip(&outcome.client_agents);
+    for (name, ((alert, space), agent)) in incident.client_names().iter().zip(clients) {
         let client = outcome.truth.host(name);
         println!("{name}: {}", serde_json::to_string_pretty(alert)?);
         assert_eq!(alert["role"], "initiator");
         assert_eq!(count(alert, "refused_syns"), client.counters.refused_out());
         check_resets(alert, space, client.counters.rst_to_syn_out);
         check_repeats(alert, space, client.counters.syn_repeat_out);
-        assert_eq!(count(alert, "time_wait_peak"), 0, "the server closes first");
+        // None where the server closes first, which on an emulated machine it not always does.
+        let samples = &client.time_wait_samples;
+        check_time_wait(alert, agent, samples, incident.service().ip())?;
         let opener = &alert["opened_by"][0];
         assert_eq!(opener["command"], "lab-peer");
         assert!(
