@@ -86,7 +86,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
     for load in loads {
         load.wait()?;
     }
-    incident.settle(SECOND, 60 * SECOND)?;
+    incident.settle(SECOND, 60 * SECOND * patience())?;
     for watched in agents() {
         watched.wait_alert(90 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
     }
