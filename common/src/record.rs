@@ -343,11 +343,13 @@ pub enum Global {
     FailingEvicted = 16,
     /// The table of connections that make no progress was full.
     StalledFull = 17,
+    /// A tracepoint program that the kernel skipped; the user side asks the kernel for it.
+    RunsSkipped = 18,
 }
 
 impl Global {
     /// Number of values.
-    pub const COUNT: u32 = 18;
+    pub const COUNT: u32 = 19;
 
     /// Name and meaning of every value, in order.
     pub const NAMES: [(&'static str, &'static str); Self::COUNT as usize] = [
@@ -392,6 +394,10 @@ impl Global {
         (
             "stalled_full",
             "the table of connections that make no progress was full",
+        ),
+        (
+            "runs_skipped",
+            "the kernel skipped a tracepoint program, which was at work already on that processor",
         ),
     ];
 

@@ -6,12 +6,14 @@
 //! TIME_WAIT peak stand beside them.
 //!
 //! A SYN is "open" at a host from the moment it passes until the SYN-ACK, the bare ACK or the RST
-//! for the same four-tuple passes in the other direction; so one SYN can account for one bare ACK. A SYN
+//! for the same four-tuple passes in the other direction; so one SYN can account for one bare ACK. On a slow machine
+//! it is sent again before its answer has come: then several are open, and each bare ACK answers one of them. A SYN
 //! that comes again after its SYN-ACK is a late duplicate: what answers it acknowledges it. A RST of the one who sent
 //! the SYN answers the bare ACK whose number it has, and only the first one does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::iter::{once, repeat};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -23,7 +25,15 @@ use crate::procnet::NetCounters;
 use crate::sampler::Sampled;
 
 /// Elements a set can hold: more than the largest flood of the tests (100,000 SYNs).
-const SET_SIZE: u32 = 400_000;
+const SET_SIZE: u32 = 130_000;
+/// Elements that the sets of four-tuples with several open SYNs can hold.
+const SMALL_SET_SIZE: u32 = 4_000;
+/// How often the kernel looks for elements whose time is over, which count for nothing until then. By default it walks
+/// all places of all these sets once a second, which keeps an emulated machine busy with nothing else.
+const GC_INTERVAL: &str = "10m";
+/// How many SYNs on one four-tuple can be open at once: there is a set for each, as an element of a set cannot count
+/// downwards.
+const OPEN: usize = 5;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -279,14 +289,17 @@ fn rules(services: &[u16]) -> String {
     text + "}\n"
 }
 
-/// Sets for SYNs passing in one direction. `open`: waiting for an answer; `accepted`: answered by a
-/// SYN-ACK; `challenged`: by a bare ACK of this number; `isn`, `syn`: to tell repeats; `ports`: distinct
+/// Sets for SYNs passing in one direction. `open`: waiting for an answer, `open2` and so on: as many of them; `accepted`:
+/// answered by a SYN-ACK; `challenged`: by a bare ACK of this number; `isn`, `syn`: to tell repeats; `ports`: distinct
 /// source ports.
 fn sets(ip: &str, family: &str, direction: &str) -> String {
     let tuple = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
     let mut text = String::new();
-    for (name, key, expiry) in [
-        ("open", tuple.as_str(), Some("3m")),
+    let open = (1..=OPEN).map(open);
+    let sizes = once(SET_SIZE).chain(repeat(SMALL_SET_SIZE));
+    let open = open.zip(sizes);
+    let open = open.map(|(name, size)| (name, tuple.as_str(), Some("3m"), size));
+    let others = [
         ("accepted", tuple.as_str(), Some("5m")),
         (
             "challenged", // Of five parts nft 1.0.6 cannot list it.
@@ -300,17 +313,28 @@ fn sets(ip: &str, family: &str, direction: &str) -> String {
             Some("5m"),
         ),
         ("ports", &format!("{ip} saddr . tcp sport"), None),
-    ] {
+    ];
+    let others = others.map(|(name, key, expiry)| (name.to_owned(), key, expiry, SET_SIZE));
+    for (name, key, expiry, size) in open.chain(others) {
         let flags = expiry.map_or_else(
             || "flags dynamic;".to_owned(),
-            |time| format!("flags dynamic,timeout; timeout {time};"),
+            |time| format!("flags dynamic,timeout; timeout {time}; gc-interval {GC_INTERVAL};"),
         );
         let _ = writeln!(
             text,
-            "  set {name}{family}_{direction} {{ typeof {key}; size {SET_SIZE}; {flags} }}"
+            "  set {name}{family}_{direction} {{ typeof {key}; size {size}; {flags} }}"
         );
     }
     text
+}
+
+/// Name of the set of four-tuples with at least `count` open SYNs.
+fn open(count: usize) -> String {
+    if count == 1 {
+        "open".to_owned()
+    } else {
+        format!("open{count}_")
+    }
 }
 
 /// Chains for packets passing in one direction, to and from the service.
@@ -326,11 +350,32 @@ fn chains(ip: &str, family: &str, direction: &str) -> String {
     let syn = format!("{source} . tcp sequence");
     let flags = "tcp flags & (fin|syn|rst|ack)";
     let set = |name: &str, direction: &str| format!("@{name}{family}_{direction}");
-    let open = set("open", direction);
     let accepted = set("accepted", direction);
     let challenged = set("challenged", direction);
     let asked_accepted = set("accepted", asked);
-    let asked_open = set("open", asked);
+    let (own_open, asked_open) = (set(&open(1), direction), set(&open(1), asked));
+    let more = |direction| (2..=OPEN).rev().map(move |n| set(&open(n), direction));
+    // The deepest first: what is looked at has not been changed by this packet yet.
+    let mut one_more = String::new();
+    let mut one_less = String::new();
+    for count in (1..OPEN).rev() {
+        let (few, many) = (open(count), open(count + 1));
+        let (few, many) = (set(&few, direction), set(&many, direction));
+        let _ = writeln!(one_more, "    {forth} {few} add {many} {{ {forth} }}");
+    }
+    for many in more(asked) {
+        let _ = writeln!(
+            one_less,
+            "    {back} {many} delete {many} {{ {back} }} goto answered{family}_{direction}"
+        );
+    }
+    let delete = |direction, tuple: &str| {
+        let sets = more(direction).chain([set(&open(1), direction)]);
+        let deleted = sets.map(|set| format!("delete {set} {{ {tuple} }}"));
+        deleted.collect::<Vec<_>>().join(" ")
+    };
+    let new = delete(direction, &forth);
+    let done = delete(asked, &back);
     let asked_challenged = set("challenged", asked);
     let isns = set("isn", direction);
     let syns = set("syn", direction);
@@ -347,23 +392,26 @@ fn chains(ip: &str, family: &str, direction: &str) -> String {
     counter name syn_{direction}
     {isn} {isns} counter name syn_repeat_{direction}
     {syn} {syns} counter name syn_repeat_same_port_{direction}
-    {syn} != {syns} delete {accepted} {{ {forth} }}
+    {syn} != {syns} delete {accepted} {{ {forth} }} {new}
     add {isns} {{ {isn} }}
     add {syns} {{ {syn} }}
-    add {open} {{ {forth} }}
+{one_more}    add {own_open} {{ {forth} }}
     add {ports} {{ {source} }}
   }}
   chain from_service{family}_{direction} {{
     counter name tcp_{direction}
     tcp flags & fin == fin counter name fin_{direction}
     tcp flags & rst == rst counter name rst_{direction}
-    tcp flags & rst == rst {back} {asked_open} counter name rst_to_syn_{direction} delete {asked_open} {{ {back} }}
-    {flags} == (syn|ack) counter name synack_{direction} delete {asked_open} {{ {back} }} add {asked_accepted} {{ {back} }}
+    tcp flags & rst == rst {back} {asked_open} counter name rst_to_syn_{direction} {done}
+    {flags} == (syn|ack) counter name synack_{direction} {done} add {asked_accepted} {{ {back} }}
     tcp flags & (fin|syn|rst|psh|ack) == ack {back} {asked_open} goto bareack{family}_{direction}
   }}
   chain bareack{family}_{direction} {{
     counter name bareack_to_syn_{direction}
-    delete {asked_open} {{ {back} }}
+{one_less}    delete {asked_open} {{ {back} }}
+    goto answered{family}_{direction}
+  }}
+  chain answered{family}_{direction} {{
     {back} {asked_accepted} counter name bareack_to_duplicate_{direction} return
     add {asked_challenged} {{ {answered} }}
   }}

@@ -5,18 +5,27 @@ mod support;
 
 use std::{
     collections::BTreeSet,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use support::{Place, SECOND, fresh, total, watch, watch_all};
+use support::{Place, SECOND, fresh, told_at, total, watch, watch_all};
 use tuplewatch_tests::{patience, prelude::*, truth::TimeWaitSample};
 
-/// Connections per second of each of the two clients.
-const RATE: f64 = 20.0;
-/// Long enough for the pool of 200 ports to be handed out twice.
-const TIME: Duration = Duration::from_secs(12);
+/// Connections that each of the two clients opens: enough for the pool of 200 ports to be handed out twice.
+const EACH: f64 = 240.0;
+
+/// Connections per second of each client. An emulated machine cannot open twenty and look after three agents.
+fn rate() -> f64 {
+    if patience() > 1 { 10.0 } else { 20.0 }
+}
+
+/// How long that takes.
+fn time() -> Duration {
+    Duration::from_secs_f64(EACH / rate())
+}
 
 fn is_reuse(alert: &Value) -> bool {
     alert["signature"] == "port_exhaustion" && alert["cause"] == "l4_reuse_in_time_wait"
@@ -41,7 +50,13 @@ fn last(agent: &Agent) -> Result<Value> {
         .context("no alert")
 }
 
-/// Runs the incident with agents in the first client and the server until both have resolved.
+/// How many of the two clients have an agent. On an emulated machine the verifier alone takes a quarter of a minute of a
+/// processor for each agent.
+fn watched_clients() -> usize {
+    if patience() > 1 { 1 } else { 2 }
+}
+
+/// What a run of the incident left.
 struct Outcome {
     truth: Truth,
     middlebox: tuplewatch_tests::topology::MiddleboxCounters,
@@ -51,26 +66,28 @@ struct Outcome {
     server_space: Value,
     client_spaces: Vec<Value>,
     server_agent: Agent,
+    client_agents: Vec<Agent>,
 }
 
+/// Runs the incident with agents in the clients and the server until all have resolved.
 fn run(incident: &Incident) -> Result<Outcome> {
     let resolve = ["--set", "alert.resolve=8s", "--set", "alert.repeat=2s"];
     let _server = incident.serve()?;
     let server_agent = watch(&incident.server, &resolve)?;
-    let client_agents = [
-        watch(&incident.clients[0], &resolve)?,
-        watch(&incident.clients[1], &resolve)?,
-    ];
-    let loads = incident.load(RATE, TIME)?;
-    for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
+    let clients = incident.clients.iter().take(watched_clients());
+    let client_agents = clients.map(|client| watch(client, &resolve));
+    let client_agents = client_agents.collect::<Result<Vec<_>>>()?;
+    let agents = || client_agents.iter().chain([&server_agent]);
+    let loads = incident.load(rate(), time())?;
+    for watched in agents() {
         let alert = watched.wait_alert(40 * SECOND, firing)?;
         println!("{}", alert["summary"]);
     }
     for load in loads {
         load.wait()?;
     }
-    incident.settle(SECOND, 60 * SECOND)?;
-    for watched in [&server_agent, &client_agents[0], &client_agents[1]] {
+    incident.settle(SECOND, 60 * SECOND * patience())?;
+    for watched in agents() {
         watched.wait_alert(90 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
     }
     let place = Place::responder(incident.nat_address(), incident.service());
@@ -87,6 +104,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
         server_space,
         client_spaces: client_spaces.collect::<Result<_>>()?,
         server_agent,
+        client_agents,
     })
 }
 
@@ -94,6 +112,7 @@ fn run(incident: &Incident) -> Result<Outcome> {
 /// without outcome is given up; it is not counted then.
 fn check_resets(alert: &Value, space: &Value, answers: u64) {
     let told = count(alert, "rsts");
+    println!("RSTs {told} of {answers}");
     let given_up = total(space, "abandoned") + total(space, "syn_timeouts");
     let late = if patience() > 1 { given_up } else { 0 };
     assert!(
@@ -106,6 +125,7 @@ fn check_resets(alert: &Value, space: &Value, answers: u64) {
 /// from another port of the NAT without a bare ACK before: to the agent that is an open of its own.
 fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
     let seen = total(space, "syn_retransmits") + total(space, "duplicate_syns");
+    println!("repeats {seen} of {repeats}");
     if patience() > 1 {
         assert!(seen <= repeats, "{seen} of {repeats}: {space}");
     } else {
@@ -116,6 +136,52 @@ fn check_repeats(alert: &Value, space: &Value, repeats: u64) {
         (count(alert, "healed")..=seen).contains(&told),
         "{told} of {seen}: {alert}"
     );
+}
+
+/// The census within one interval. The agent counts about once a second, the lab five times; on an emulated machine
+/// both do it less often, and it is asked how often they did.
+fn check_time_wait(
+    alert: &Value,
+    agent: &Agent,
+    samples: &[TimeWaitSample],
+    remote: IpAddr,
+) -> Result<()> {
+    let held = |sample: &TimeWaitSample| sample.by_remote.get(&remote).copied().unwrap_or(0) as u64;
+    // How many may come and go between two looks of the lab.
+    let moved = |pair: &[TimeWaitSample]| {
+        let gap = pair[1].at.saturating_sub(pair[0].at).as_secs_f64();
+        (2.0 * rate() * gap).ceil() as u64
+    };
+    let summaries = agent.of_type("summary")?;
+    let times = summaries.iter().map(told_at);
+    let times = times.collect::<Result<Vec<_>>>()?;
+    let gaps = times.windows(2).map(|pair| pair[1].duration_since(pair[0]));
+    let interval = gaps.flatten().max().context("two summaries")?;
+    assert!(interval <= 3 * SECOND * patience(), "{interval:?}");
+    // What held for one and a half intervals was counted, by whichever looks of the lab are around.
+    let around = interval * 3 / 4;
+    let lasted = |at: Duration| {
+        let first = samples.partition_point(|s| s.at + around < at);
+        let end = samples.partition_point(|s| s.at <= at + around);
+        let near = &samples[first.saturating_sub(1)..samples.len().min(end + 1)];
+        let least = near.iter().map(held).min().unwrap_or(0);
+        least.saturating_sub(near.windows(2).map(moved).max().unwrap_or(0))
+    };
+    let least = samples.iter().map(|s| lasted(s.at)).max().unwrap_or(0);
+    let most = samples.windows(2);
+    let most = most.map(|pair| match pair.iter().map(held).max() {
+        // They stay for a minute: there were none.
+        None | Some(0) => 0,
+        Some(held) => held + moved(pair),
+    });
+    let most = most.max().unwrap_or(0);
+    let seen = count(alert, "time_wait_peak");
+    println!("TIME_WAIT: {seen} by the agent every {interval:?}, {least} to {most} by the lab");
+    assert!(
+        (least..=most).contains(&seen),
+        "TIME_WAIT peak {seen}, by the lab {least} to {most}"
+    );
+    Ok(())
 }
 
 /// What must be equal, whatever the NAT drops.
@@ -140,41 +206,25 @@ fn check(incident: &Incident, outcome: &Outcome) -> Result<()> {
         (pool["first"].as_u64(), pool["last"].as_u64()),
         (Some(2048), Some(2247))
     );
-    // The census within one interval: the agent counts once a second and the lab five times, while the
-    // number moves by up to 40 per second. So the agent has seen at least what held for one and a half
-    // seconds, and at most what the lab saw plus what can come between two of its samples.
-    let nat = incident.nat_address();
-    let held = |sample: &TimeWaitSample| sample.by_remote.get(&nat).copied().unwrap_or(0);
-    // An emulated machine counts less often.
-    let around = 750 * SECOND / 1000 * patience();
-    let within = |sample: &TimeWaitSample| {
-        let near = server
-            .time_wait_samples
-            .iter()
-            .filter(|s| s.at.abs_diff(sample.at) <= around);
-        near.map(held).min().unwrap_or(0)
-    };
-    let lasted = server
-        .time_wait_samples
-        .iter()
-        .map(within)
-        .max()
-        .unwrap_or(0) as u64;
-    let peak = server.time_wait_peak[&incident.nat_address()] as u64;
-    let seen = count(alert, "time_wait_peak");
-    assert!(
-        (lasted..=peak + 10).contains(&seen),
-        "TIME_WAIT peak {seen}, by the lab {lasted} for twice {around:?} and {peak} at most"
-    );
+    let samples = &server.time_wait_samples;
+    check_time_wait(
+        alert,
+        &outcome.server_agent,
+        samples,
+        incident.nat_address(),
+    )?;
     let clients = outcome.clients.iter().zip(&outcome.client_spaces);
-    for (name, (alert, space)) in incident.client_names().iter().zip(clients) {
+    let clients = clients.zip(&outcome.client_agents);
+    for (name, ((alert, space), agent)) in incident.client_names().iter().zip(clients) {
         let client = outcome.truth.host(name);
         println!("{name}: {}", serde_json::to_string_pretty(alert)?);
         assert_eq!(alert["role"], "initiator");
         assert_eq!(count(alert, "refused_syns"), client.counters.refused_out());
         check_resets(alert, space, client.counters.rst_to_syn_out);
         check_repeats(alert, space, client.counters.syn_repeat_out);
-        assert_eq!(count(alert, "time_wait_peak"), 0, "the server closes first");
+        // None where the server closes first, which on an emulated machine it not always does.
+        let samples = &client.time_wait_samples;
+        check_time_wait(alert, agent, samples, incident.service().ip())?;
         let opener = &alert["opened_by"][0];
         assert_eq!(opener["command"], "lab-peer");
         assert!(
@@ -240,7 +290,7 @@ fn within_five_seconds() -> Result<()> {
         watch(&incident.clients[0], &[])?,
     ];
     let hosts = ["server", "client1"];
-    let loads = incident.load(RATE, TIME)?;
+    let loads = incident.load(rate(), time())?;
     let mut fifth = [None; 2];
     let mut fired = [None; 2];
     let started = Instant::now();
@@ -289,7 +339,7 @@ fn processes_behind_a_nat_on_this_host() -> Result<()> {
         args.extend(["--netns", inode]);
     }
     let agent = watch_all(&incident.nat, &args)?;
-    let loads = incident.load(RATE, TIME)?;
+    let loads = incident.load(rate(), time())?;
     let pids: BTreeSet<u64> = loads.iter().map(|load| u64::from(load.pid())).collect();
     let named = |alert: &Value| -> BTreeSet<u64> {
         let openers = alert["opened_by"].as_array().into_iter().flatten();
@@ -320,7 +370,7 @@ fn pool_cures() -> Result<()> {
     let incident = Incident::new(IncidentConfig::default())?;
     let _server = incident.serve()?;
     let agents = [watch(&incident.server, &["--set", "alert.resolve=8s"])?];
-    let loads = incident.load(RATE, TIME)?;
+    let loads = incident.load(rate(), time())?;
     agents[0].wait_alert(40 * SECOND, firing)?;
     for load in loads {
         load.wait()?;
@@ -332,7 +382,7 @@ fn pool_cures() -> Result<()> {
         .map(|client| {
             client.pool(&PoolConfig {
                 connections: 4,
-                rate: RATE,
+                rate: rate(),
                 seconds: 20.0,
                 ..PoolConfig::new(incident.service())
             })

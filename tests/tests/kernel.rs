@@ -59,6 +59,17 @@ fn verdicts() -> Result<()> {
     Ok(())
 }
 
+/// How often the kernel has skipped the agent's tracepoint programs. It cuts their names to 15 characters.
+fn skipped(pid: u32) -> Result<u64> {
+    let programs = [
+        "inet_sock_set_s",
+        "tcp_retransmit_",
+        "tcp_send_reset",
+        "tcp_receive_res",
+    ];
+    programs.iter().map(|name| passed_over(pid, name)).sum()
+}
+
 /// Kept connections, TIME_WAIT and processes of one address family at both ends.
 fn content(family: Family) -> Result<()> {
     const KEPT: usize = 5;
@@ -110,6 +121,17 @@ fn content(family: Family) -> Result<()> {
         settled(&space, missed),
         "not {KEPT} in use, {CLOSED} in TIME_WAIT, {opens} opens (the program was passed over {missed} times): {space}"
     );
+    let before = skipped(agent.pid())?;
+    let told = number(&fresh(&agent)?["globals"], "runs_skipped");
+    let after = skipped(agent.pid())?;
+    println!("runs skipped by the kernel: {told}");
+    ensure!(
+        (before..=after).contains(&told),
+        "{told} runs skipped, {before} to {after} by the kernel"
+    );
+    let lines = agent.of_type("loss")?;
+    let line = lines.iter().find(|line| line["name"] == "runs_skipped");
+    ensure!(line.is_some() == (told > 0), "{lines:?}");
     let table = pair.client.tcp_states()?;
     ensure!(table.count("TIME_WAIT") as u64 == number(&space["time_wait"], "total"));
     ensure!(table.count("ESTABLISHED") as u64 == number(&space, "in_use"));

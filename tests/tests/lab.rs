@@ -3,9 +3,11 @@
 
 mod recording;
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::Result;
+use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use tuplewatch_tests::prelude::*;
 use tuplewatch_tests::topology::MiddleboxCounters;
 
@@ -276,5 +278,56 @@ fn the_same_load_through_a_pool_is_healthy() -> Result<()> {
         (16, 0, 0)
     );
     assert_eq!(server.stop()?.responses, 320);
+    Ok(())
+}
+
+/// A slow machine sends its SYN again before the answer to the first has come: each bare ACK answers one of
+/// them, and one more answers nothing.
+#[test]
+fn each_bare_ack_answers_a_syn_of_its_own() -> Result<()> {
+    const WRONG: u32 = 4242;
+    let (own, service) = (Ipv4Addr::new(10, 90, 0, 1), Ipv4Addr::new(10, 90, 0, 2));
+    let lab = Lab::new()?;
+    let client = lab.host("client")?;
+    let mut tun = client.tun("tun0", own)?;
+    lab.count(&client, &[8080])?;
+    let load = client.load(&LoadConfig {
+        count: Some(1),
+        ..LoadConfig::new((service, 8080).into())
+    })?;
+    let mut ports = Vec::new();
+    let sent_twice = wait_for(20 * SECOND, || {
+        while let Ok(Some(packet)) = tun.receive() {
+            if let Ok(packet) = SlicedPacket::from_ip(&packet)
+                && let Some(TransportSlice::Tcp(tcp)) = packet.transport
+                && tcp.syn()
+            {
+                ports.push(tcp.source_port());
+            }
+        }
+        ports.len() == 2
+    });
+    assert!(sent_twice, "{ports:?}");
+    let mut bare_ack = Vec::new();
+    PacketBuilder::ipv4(service.octets(), own.octets(), 64)
+        .tcp(8080, ports[0], 1, 1000)
+        .ack(WRONG)
+        .write(&mut bare_ack, &[])?;
+    for n in 1..=3 {
+        tun.send(&bare_ack)?;
+        let counted = || Some(lab.truth().ok()?.host("client").counters.rst_out == n);
+        assert!(wait_for(10 * SECOND, || counted() == Some(true)), "RST {n}");
+    }
+    let counters = lab.truth()?.host("client").counters;
+    load.stop()?;
+    assert_eq!(
+        (
+            counters.syn_out,
+            counters.bareack_to_syn_in,
+            counters.rst_to_syn_out
+        ),
+        (2, 2, 2),
+        "{counters:?}"
+    );
     Ok(())
 }

@@ -165,7 +165,6 @@ fn mounts() -> Result<()> {
         ("sysfs", "/sys"),
         ("devtmpfs", "/dev"),
         ("devpts", "/dev/pts"),
-        ("tmpfs", "/tmp"),
         ("tmpfs", "/run"),
         ("tmpfs", "/dev/shm"),
         ("securityfs", "/sys/kernel/security"),

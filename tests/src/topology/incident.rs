@@ -238,7 +238,7 @@ impl Incident {
             "table inet mb {{
   counter client_rst_dropped {{}}
   counter bareack_dropped {{}}
-  set opening {{ typeof {forth}; size 65536; flags dynamic,timeout; timeout 3m; }}
+  set opening {{ typeof {forth}; size 65536; flags dynamic,timeout; timeout 3m; gc-interval 10m; }}
   chain raw {{ type filter hook prerouting priority -310;
     {drop_rst}
     {drop_ack}

@@ -17,6 +17,7 @@ use super::{
     hooks::{load_classifiers, on_demand, tracepoint},
     recorder::{self, Ring},
     shared::Shared,
+    skipped,
     spaces::Spaces,
     talks::Talks,
 };
@@ -117,7 +118,7 @@ pub struct Kernel {
 }
 
 /// The tracepoint hooks and their programs.
-const TRACEPOINTS: [(Hook, &str); 4] = [
+pub(super) const TRACEPOINTS: [(Hook, &str); 4] = [
     (Hook::Lifecycle, "inet_sock_set_state"),
     (Hook::Retransmit, "tcp_retransmit_skb"),
     (Hook::SendReset, "tcp_send_reset"),
@@ -236,10 +237,11 @@ impl Kernel {
         })
     }
 
-    /// The verdict of each hook.
+    /// The verdict of each hook, and what it has missed so far.
     #[must_use]
     pub fn hooks(&self) -> Vec<HookStatus> {
         let mut hooks = self.hooks.clone();
+        skipped::note(skipped::by_hook(&self.ebpf), &mut hooks);
         hooks.extend(self.attachments.status());
         hooks
     }

@@ -20,6 +20,7 @@ mod plan;
 mod read;
 mod recorder;
 mod shared;
+mod skipped;
 mod spaces;
 mod stalled;
 mod status;

@@ -18,6 +18,7 @@ use super::{
     census::Due,
     clock,
     load::{Kernel, map_mut},
+    skipped,
 };
 use crate::core::{observation::Snapshot, time::Moment};
 
@@ -124,6 +125,7 @@ impl Kernel {
         for (i, total) in (0..).zip(&mut globals) {
             *total = map.get(&i, 0)?.iter().sum();
         }
+        globals[Global::RunsSkipped as usize] = skipped::by_hook(&self.ebpf).map(|(_, n)| n).sum();
         Ok(globals)
     }
 

@@ -23,7 +23,7 @@ pub struct HookStatus {
     pub verdict: Verdict,
     /// If not: why. Of one that works: where it is.
     pub why: String,
-    /// What is lost by it, if the reason does not say so.
+    /// What is lost by it, if the reason does not say so. Of one that works: what it has missed.
     pub lost: String,
     /// What would bring it back, a sentence.
     pub remedy: String,
@@ -36,7 +36,9 @@ impl HookStatus {
         let mut text = self.why.clone();
         for (between, part) in [("; ", &self.lost), (". ", &self.remedy)] {
             if !part.is_empty() {
-                text.push_str(between);
+                if !text.is_empty() {
+                    text.push_str(between);
+                }
                 text.push_str(part);
             }
         }
@@ -62,6 +64,11 @@ mod tests {
         status.lost.clear();
         assert_eq!(status.detail(), "eth0: refused. It needs a right");
         status.remedy.clear();
+        status.lost = "one event".into();
+        status.why.clear();
+        assert_eq!(status.detail(), "one event");
+        status.lost.clear();
+        status.why = "eth0: refused".into();
         assert_eq!(status.detail(), "eth0: refused");
     }
 }
