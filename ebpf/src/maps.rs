@@ -8,6 +8,7 @@ use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
     conversation,
     conversation::Head,
+    exchange,
     handshake::Pending,
     idle::Rest,
     memory::Set,
@@ -88,6 +89,13 @@ pub static LOOKS: Array<u64> = Array::with_max_entries(1, 0);
 pub static HEADS: Array<Head> = Array::with_max_entries(HEADS_LEN, MMAPABLE);
 /// Entries of [`HEADS`]; a power of two.
 pub const HEADS_LEN: u32 = 1 << 8;
+
+/// Connections whose responses are counted: the tags of [`EXCHANGES`], as [`HANDSHAKE_TAGS`].
+#[map]
+pub static EXCHANGE_TAGS: Array<Tags> = Array::with_max_entries(1, MMAPABLE);
+/// Sizes and latencies of responses, a set of [`crate::ways::WAYS`] in each value.
+#[map]
+pub static EXCHANGES: Array<exchange::Set> = Array::with_max_entries(1, MMAPABLE);
 
 /// How many of [`HANDSHAKES`] belong to no known port space.
 #[map]

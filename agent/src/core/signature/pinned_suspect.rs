@@ -116,8 +116,9 @@ fn finding(
         let (from_port, to_port) = (a.tuple.initiator_port, a.tuple.responder_port);
         let from = std::net::SocketAddr::new(from, from_port);
         let to = std::net::SocketAddr::new(to, to_port);
+        let open = if a.closed { "closed after" } else { "open for" };
         format!(
-            "{from} → {to}, open for {:.0} s",
+            "{from} → {to}, {open} {:.0} s",
             a.latest.since(a.opened).as_secs_f64()
         )
     };

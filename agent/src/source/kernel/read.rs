@@ -17,6 +17,7 @@ use super::{
     batch,
     census::Due,
     clock,
+    exchanges::Exchanges,
     load::{Kernel, map_mut},
 };
 use crate::core::{observation::Snapshot, time::Moment};
@@ -63,8 +64,10 @@ impl Kernel {
             talks,
             stalled,
             idle,
-            // The kernel side counts no bytes of responses.
-            answers: Vec::new(),
+            answers: self
+                .exchanges
+                .as_mut()
+                .map_or_else(Vec::new, Exchanges::look),
             openers,
             globals,
             translations: Vec::new(),
