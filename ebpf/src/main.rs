@@ -25,6 +25,7 @@
 #![no_main]
 
 mod census;
+mod copied;
 mod exchange;
 mod http;
 mod idle;
