@@ -137,7 +137,7 @@ impl Exchange {
         self.response_end = 0;
         self.ifindex = ifindex;
         self.flags = 0;
-        self.is_lower = syn.initiator_is_lower() as u8;
+        self.is_lower = u8::from(syn.initiator_is_lower());
         self.role = role;
         self.hash = hash;
     }
@@ -169,7 +169,7 @@ impl Exchange {
             return;
         }
         if piece.payload_len > 0 {
-            if piece.from_lower as u8 == self.is_lower {
+            if piece.from_lower == (self.is_lower != 0) {
                 self.on_request(piece, now_ns);
             } else {
                 self.on_response(piece, now_ns);
