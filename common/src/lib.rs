@@ -11,6 +11,7 @@ extern crate std;
 pub mod address;
 pub mod bytes;
 pub mod conversation;
+pub mod exchange;
 pub mod handshake;
 pub mod histogram;
 pub mod http;

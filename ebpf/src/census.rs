@@ -8,7 +8,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    helpers::{bpf_jiffies64, bpf_ktime_get_ns},
+    helpers::{bpf_jiffies64, bpf_ktime_get_ns, generated::bpf_probe_read_kernel},
     macros::raw_tracepoint,
     programs::RawTracePointContext,
 };
@@ -20,20 +20,25 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    copied::{Copied, span},
     idle,
     layout::{
         ABSENT, BIND_FASTREUSE, DATA_SEGS_IN, DATA_SEGS_OUT, DEATH_ROW_HASHINFO,
         EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH, HASHINFO_EHASH_MASK,
-        HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ, ICSK_BIND_HASH, LISTEN_BUCKET_FIRST,
-        LISTEN_BUCKET_SIZE, LISTEN_NODE, LRCVTIME, LSNDTIME, NET_TCP_DEATH_ROW,
-        NET_TCP_DEATH_ROW_IS_POINTER, PACKETS_OUT, SK_SOCKET, SKC_NULLS_NODE, SKC_NUM, SKC_STATE,
-        TW_EXPIRES, TW_SUBSTATE, TW_TB,
+        HASHINFO_LHASH2, HASHINFO_LHASH2_MASK, HZ, ICSK_BACKOFF, ICSK_BIND_HASH, ICSK_PROBES_OUT,
+        ICSK_RETRANSMITS, LISTEN_BUCKET_FIRST, LISTEN_BUCKET_SIZE, LISTEN_NODE, LRCVTIME, LSNDTIME,
+        NET_INUM, NET_TCP_DEATH_ROW, NET_TCP_DEATH_ROW_IS_POINTER, PACKETS_OUT, RCV_TSTAMP,
+        SK_SOCKET, SKC_DADDR, SKC_DPORT, SKC_FAMILY, SKC_NET, SKC_NULLS_NODE, SKC_NUM,
+        SKC_RCV_SADDR, SKC_STATE, SKC_V6_DADDR, SKC_V6_RCV_SADDR, TW_EXPIRES, TW_SUBSTATE, TW_TB,
     },
-    maps::{CENSUS, LISTENERS, ListenerKey, ON_DEMAND, OnDemand, PROGRESS, WALK, Walk, count},
+    maps::{
+        AHEAD, CENSUS, LISTENERS, ListenerKey, ON_DEMAND, OnDemand, PROGRESS, WALK, Walk, count,
+    },
     socket::{
-        self, ESTABLISHED, Kernel, LISTEN, NEW_SYN_RECV, SYN_RECV, SYN_SENT, TIME_WAIT, argument,
+        self, ESTABLISHED, Fields as _, Kernel, LISTEN, NEW_SYN_RECV, SYN_RECV, SYN_SENT,
+        TIME_WAIT, argument,
     },
-    stalled::stalled_look,
+    stalled::{counts, stalled_look},
     tables::Maps,
 };
 
@@ -61,7 +66,7 @@ pub fn census_listeners(ctx: RawTracePointContext) -> i32 {
         head: LISTEN_BUCKET_FIRST.load() as u64,
         node: LISTEN_NODE.load() as u64,
     };
-    walk(&table, start, |sk| {
+    walk(&table, start, |sk, _| {
         census_listener(sk.0, pass as u64);
     });
     0
@@ -91,50 +96,138 @@ pub fn census_established(ctx: RawTracePointContext) -> i32 {
     let (start, pass) = (argument::<0>(&ctx), argument::<1>(&ctx) as u32);
     // SAFETY: a helper without arguments.
     let jiffies = unsafe { bpf_jiffies64() };
-    walk(&established(), start, |sk| {
-        census_row(sk.0, jiffies, pass as u64);
-        stalled_look(sk.0, 0);
+    if let Some(storage) = ON_DEMAND.get_ptr_mut(0) {
+        // Between two runs its memory may have been given to another one.
+        // SAFETY: only one program of those that the user side runs goes on at a time.
+        unsafe { (*storage).net = 0 };
+    }
+    let table = established();
+    walk(&table, start, |sk, bucket| {
+        let place = bucket << 32 | table.size;
+        if census_row(sk.0, jiffies, pass as u64, place) == STALLED {
+            stalled_look(sk.0, 0);
+        }
     });
     0
 }
 
-/// Adds a socket to the row of its port space.
+/// Beside the inode of a network namespace whose sockets are to be counted.
+const COUNTED: u64 = 1 << 32;
+/// The socket may make no progress.
+const STALLED: i32 = 2;
+
+/// Adds a socket to the row of its port space. `place`: its bucket and, in the lower half, how many there are.
 ///
 /// With its symbol it is a global function of BTF, which the verifier looks through once by itself
 /// instead of anew at every turn of the loop that calls it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64) -> i32 {
+extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64, place: u64) -> i32 {
     let sk = Kernel(sk);
-    let netns = socket::netns(sk);
-    if !socket::is_watched(netns) {
-        return 0;
-    }
     let Some(storage) = ON_DEMAND.get_ptr_mut(0) else {
         return 0;
     };
     // SAFETY: only one program of those that the user side runs goes on at a time.
     let storage = unsafe { &mut *storage };
-    let Some(tuple) = socket::tuple(sk) else {
-        return 0;
-    };
-    storage.tuple = tuple;
-    let (state, age_s) = state_and_age(sk, jiffies);
-    let seen = Seen {
-        sk,
-        state,
-        age_s,
-        jiffies,
-    };
-    row(storage, &seen, netns, pass as u32);
-    if state == ESTABLISHED
-        && let Some(row) = CENSUS.get_ptr_mut(&storage.key)
-    {
-        // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
-        let row = unsafe { &mut *row };
-        idle::census(row, sk, storage.tuple.hash(), jiffies as u32);
+    let OnDemand {
+        tuple,
+        key,
+        row: new,
+        parts: [common, rest],
+        net,
+        netns,
+        ..
+    } = storage;
+    // The next node is read soon: it is on the way with the rest.
+    let span = span!(
+        SKC_DADDR: 4, SKC_RCV_SADDR: 4, SKC_DPORT: 2, SKC_NUM: 2, SKC_FAMILY: 2, SKC_STATE: 1,
+        SKC_NET: 8, SKC_V6_DADDR: 16, SKC_V6_RCV_SADDR: 16, SKC_NULLS_NODE: 8,
+    );
+    let common = Copied::new(sk, span, common);
+    let at = common.read::<u64>(&SKC_NET);
+    if at != *net {
+        let inode = Kernel(at).read::<u32>(&NET_INUM);
+        *net = at;
+        *netns = if socket::is_watched(inode) {
+            COUNTED | inode as u64
+        } else {
+            0
+        };
     }
-    1
+    if *netns == 0 {
+        return 0;
+    }
+    let netns = *netns as u32;
+    match socket::tuple(common) {
+        Some(found) => *tuple = found,
+        None => return 0,
+    }
+    let kind = common.read::<u8>(&SKC_STATE) as u32;
+    let (state, age_s) = state_and_age(sk, kind, jiffies);
+    let listener = ListenerKey {
+        netns,
+        port: tuple.initiator_port as u32,
+    };
+    // SAFETY: the value is copied at once.
+    let is_responder = unsafe { LISTENERS.get(listener) }.is_some_and(|p| *p == pass as u32);
+    *key = if is_responder {
+        PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns)
+    } else {
+        PortSpaceKey::socket(tuple, Role::Unknown as u8, netns)
+    };
+    let Some(row) = row_of(key, new, pass as u32) else {
+        // Without a row it may be stalled all the same.
+        return STALLED;
+    };
+    if state != ESTABLISHED {
+        row.bound += (!is_responder && is_bound(sk, sk, kind)) as u32;
+        tally(row, state, age_s);
+        return 0;
+    }
+    row.established += 1;
+    let span = span!(
+        ICSK_BIND_HASH: 8, ICSK_RETRANSMITS: 1, ICSK_BACKOFF: 1, ICSK_PROBES_OUT: 1, LRCVTIME: 4,
+        LSNDTIME: 4, DATA_SEGS_OUT: 4, DATA_SEGS_IN: 4, RCV_TSTAMP: 4,
+    );
+    let rest = Copied::new(sk, span, rest);
+    row.bound += (!is_responder && is_bound(sk, rest, kind)) as u32;
+    let now = jiffies as u32;
+    let pace = pace(sk, rest, now, is_responder);
+    row.waiting += pace & WAITING;
+    row.unaccepted += (pace & UNACCEPTED) / UNACCEPTED;
+    row.lively += (pace & LIVELY) / LIVELY;
+    let heard = [rest.read(&RCV_TSTAMP), rest.read(&LRCVTIME)];
+    let buckets = [place >> 32, place & u32::MAX as u64];
+    idle::census(row, heard, tuple.hash(), buckets, now);
+    if counts(rest).may_be_stalled() {
+        STALLED
+    } else {
+        1
+    }
+}
+
+/// The row of a port space in this pass, made if need be.
+#[inline(always)]
+fn row_of<'a>(key: &PortSpaceKey, new: &mut CensusRow, pass: u32) -> Option<&'a mut CensusRow> {
+    let known = CENSUS.get_ptr_mut(key).or_else(|| {
+        *new = CensusRow {
+            pass,
+            ..CensusRow::default()
+        };
+        if CENSUS.insert(key, &*new, BPF_NOEXIST.into()).is_err() {
+            count(Global::CensusFull);
+        }
+        CENSUS.get_ptr_mut(key)
+    })?;
+    // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
+    let row = unsafe { &mut *known };
+    if row.pass != pass {
+        *row = CensusRow {
+            pass,
+            ..CensusRow::default()
+        };
+    }
+    Some(row)
 }
 
 /// Remembers the connections found, which are older than the agent: run once, at its start.
@@ -145,7 +238,7 @@ pub fn census_seed(ctx: RawTracePointContext) -> i32 {
     let start = argument::<0>(&ctx);
     // SAFETY: a helper without arguments.
     let jiffies = unsafe { bpf_jiffies64() };
-    walk(&established(), start, |sk| {
+    walk(&established(), start, |sk, _| {
         census_remember(sk.0, jiffies);
     });
     0
@@ -165,7 +258,8 @@ extern "C" fn census_remember(sk: u64, jiffies: u64) -> i32 {
         return 0;
     };
     storage.tuple = tuple;
-    let (state, age_s) = state_and_age(sk, jiffies);
+    let kind = sk.read::<u8>(&SKC_STATE) as u32;
+    let (state, age_s) = state_and_age(sk, kind, jiffies);
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let age_ns = age_s * 1_000_000_000;
@@ -217,17 +311,16 @@ fn hashinfo() -> Kernel {
 /// unknown number, so that one turn of the loop looks like the next. With registers it would tell
 /// apart every length of chain at every step, and give up.
 #[inline(always)]
-fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
+fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel, u64)) {
     let Some(at) = WALK.get_ptr_mut(0) else {
         return;
     };
     // SAFETY: an array value; only one run goes on at a time.
     let at = unsafe { &mut *at };
-    *at = Walk {
-        bucket: start,
-        node: 0,
-        chain: 0,
-    };
+    at.bucket = start;
+    at.node = 0;
+    at.chain = 0;
+    at.ahead = u64::MAX;
     let mut step = 0u32;
     while step < STEPS {
         step += 1;
@@ -235,14 +328,14 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
             if at.bucket >= table.size || step > STEPS - CHAIN {
                 break;
             }
-            at.node = Kernel(table.buckets).read_at(at.bucket * table.stride + table.head);
+            at.node = at.head_of_bucket(table);
             at.chain = 0;
             if at.node == 0 || at.node & 1 != 0 {
                 at.next_bucket();
             }
             continue;
         }
-        visit(Kernel(at.node - table.node));
+        visit(Kernel(at.node - table.node), at.bucket);
         let next = Kernel(at.node).read_at::<u64>(0);
         at.chain += 1;
         if next == 0 || next & 1 != 0 {
@@ -264,6 +357,33 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel)) {
 }
 
 impl Walk {
+    /// The first node of the bucket. A call for each of so many buckets that are empty would cost more than the
+    /// rest of the walk.
+    #[inline(always)]
+    fn head_of_bucket(&mut self, table: &Table) -> u64 {
+        const MASK: u64 = AHEAD as u64 - 1;
+        let buckets = Kernel(table.buckets);
+        if table.stride != size_of::<u64>() as u64 {
+            return buckets.read_at(self.bucket * table.stride + table.head);
+        }
+        let first = self.bucket & !MASK;
+        if self.ahead != first {
+            self.ahead = first;
+            // Beyond the end of a small table there is something else, which nobody asks for.
+            // SAFETY: there is room for so many bytes; the source may be any address.
+            unsafe {
+                bpf_probe_read_kernel(
+                    self.heads.as_mut_ptr().cast(),
+                    size_of_val(&self.heads) as u32,
+                    (buckets.0 + first * table.stride) as *const _,
+                );
+            }
+        }
+        let at = (self.bucket & MASK) as usize;
+        // SAFETY: the mask keeps it within.
+        unsafe { *self.heads.as_ptr().add(at) }
+    }
+
     #[inline(always)]
     fn next_bucket(&mut self) {
         self.node = 0;
@@ -279,12 +399,12 @@ fn set(index: u32, value: u64) {
     }
 }
 
-/// State of a socket and, in TIME_WAIT, the seconds since it entered it.
+/// State of a socket and, in TIME_WAIT, the seconds since it entered it. A socket of its own kind has
+/// `TIME_WAIT` as its `skc_state` even while it waits for the peer's FIN.
 #[inline(always)]
-fn state_and_age(sk: Kernel, jiffies: u64) -> (u32, u64) {
-    let state = sk.read::<u8>(&SKC_STATE) as u32;
-    if state != TIME_WAIT {
-        return (state, 0);
+fn state_and_age(sk: Kernel, kind: u32, jiffies: u64) -> (u32, u64) {
+    if kind != TIME_WAIT {
+        return (kind, 0);
     }
     let substate = sk.read::<u8>(&TW_SUBSTATE) as u32;
     if substate != TIME_WAIT {
@@ -301,63 +421,6 @@ fn state_and_age(sk: Kernel, jiffies: u64) -> (u32, u64) {
     (TIME_WAIT, TIMEWAIT_S.saturating_sub(left_s))
 }
 
-/// A socket of the established hash.
-struct Seen {
-    sk: Kernel,
-    state: u32,
-    /// Seconds since it entered TIME_WAIT.
-    age_s: u64,
-    /// Now.
-    jiffies: u64,
-}
-
-#[inline(always)]
-fn row(storage: &mut OnDemand, seen: &Seen, netns: u32, pass: u32) {
-    let OnDemand {
-        tuple,
-        key,
-        row: new,
-        ..
-    } = storage;
-    let listener = ListenerKey {
-        netns,
-        port: tuple.initiator_port as u32,
-    };
-    // SAFETY: the value is copied at once.
-    let is_responder = unsafe { LISTENERS.get(listener) }.is_some_and(|p| *p == pass);
-    *key = if is_responder {
-        PortSpaceKey::socket(&tuple.reversed(), Role::Responder as u8, netns)
-    } else {
-        PortSpaceKey::socket(tuple, Role::Unknown as u8, netns)
-    };
-    let bound = !is_responder && is_bound(seen.sk, seen.state);
-    let pace = if seen.state == ESTABLISHED {
-        pace(seen, is_responder)
-    } else {
-        0
-    };
-    let Some(row) = CENSUS.get_ptr_mut(&*key) else {
-        *new = CensusRow {
-            pass,
-            ..CensusRow::default()
-        };
-        tally(new, seen, bound, pace);
-        if CENSUS.insert(&*key, &*new, BPF_NOEXIST.into()).is_err() {
-            count(Global::CensusFull);
-        }
-        return;
-    };
-    // SAFETY: a map value stays valid while the program runs; only one run goes on at a time.
-    let row = unsafe { &mut *row };
-    if row.pass != pass {
-        *row = CensusRow {
-            pass,
-            ..CensusRow::default()
-        };
-    }
-    tally(row, seen, bound, pace);
-}
-
 /// The initiator's latest data was not answered for a second.
 const WAITING: u32 = 1;
 /// … and the responder's application has not accepted the connection.
@@ -368,7 +431,7 @@ const LIVELY: u32 = 4;
 /// Whether an established connection waits for an answer, from when its socket sent and received data
 /// last. Which end has to answer is known from the role.
 #[inline(always)]
-fn pace(seen: &Seen, is_responder: bool) -> u32 {
+fn pace(sk: Kernel, rest: Copied<'_>, now: u32, is_responder: bool) -> u32 {
     let hz = HZ.load();
     if hz == 0 || DATA_SEGS_IN.load() == ABSENT || DATA_SEGS_OUT.load() == ABSENT {
         return 0;
@@ -376,11 +439,10 @@ fn pace(seen: &Seen, is_responder: bool) -> u32 {
     if LSNDTIME.load() == ABSENT || LRCVTIME.load() == ABSENT {
         return 0;
     }
-    let (sk, now) = (seen.sk, seen.jiffies as u32);
-    let (sent, received) = (sk.read::<u32>(&LSNDTIME), sk.read::<u32>(&LRCVTIME));
+    let (sent, received) = (rest.read::<u32>(&LSNDTIME), rest.read::<u32>(&LRCVTIME));
     let (out, arrived) = (
-        sk.read::<u32>(&DATA_SEGS_OUT),
-        sk.read::<u32>(&DATA_SEGS_IN),
+        rest.read::<u32>(&DATA_SEGS_OUT),
+        rest.read::<u32>(&DATA_SEGS_IN),
     );
     let (asked_at, answered_at, asked, answered) = if is_responder {
         (received, sent, arrived, out)
@@ -411,33 +473,28 @@ fn pace(seen: &Seen, is_responder: bool) -> u32 {
 
 /// The port was taken by bind(): such sockets share one pool for all destinations.
 #[inline(always)]
-fn is_bound(sk: Kernel, state: u32) -> bool {
+fn is_bound(sk: Kernel, connection: impl socket::Fields, kind: u32) -> bool {
     if TW_TB.load() == ABSENT || ICSK_BIND_HASH.load() == ABSENT || BIND_FASTREUSE.load() == ABSENT
     {
         return false;
     }
-    // A row of its own kind keeps `TIME_WAIT` as its state even while it waits for the peer's FIN.
-    let bucket = if sk.read::<u8>(&SKC_STATE) as u32 == TIME_WAIT {
+    let bucket = if kind == TIME_WAIT {
         sk.read::<u64>(&TW_TB)
-    } else if state == NEW_SYN_RECV {
+    } else if kind == NEW_SYN_RECV {
         0
     } else {
-        sk.read::<u64>(&ICSK_BIND_HASH)
+        connection.read::<u64>(&ICSK_BIND_HASH)
     };
     bucket != 0 && Kernel(bucket).read::<i8>(&BIND_FASTREUSE) >= 0
 }
 
+/// Counts a socket that is not established.
 #[inline(always)]
-fn tally(row: &mut CensusRow, seen: &Seen, bound: bool, pace: u32) {
-    row.bound += bound as u32;
-    row.waiting += pace & WAITING;
-    row.unaccepted += (pace & UNACCEPTED) / UNACCEPTED;
-    row.lively += (pace & LIVELY) / LIVELY;
-    match seen.state {
-        ESTABLISHED => row.established += 1,
+fn tally(row: &mut CensusRow, state: u32, age_s: u64) {
+    match state {
         SYN_SENT | SYN_RECV | NEW_SYN_RECV => row.opening += 1,
         TIME_WAIT => {
-            let bucket = (seen.age_s / 10) as usize;
+            let bucket = (age_s / 10) as usize;
             let last = TIME_WAIT_AGES - 1;
             row.time_wait[if bucket < last { bucket } else { last }] += 1;
         }

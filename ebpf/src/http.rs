@@ -12,6 +12,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
+    exchange,
     layout::{HTTP_SNIFF, LOOKS_LEN},
     maps::{HEADS, HEADS_LEN, HOOKED_GUEST, LOOKS, WORK},
     packet::{self, coarse_ns, hooked},
@@ -141,9 +142,11 @@ fn speak<const EGRESS: bool>(ctx: &TcContext, packed: u64, payload_len: u32, por
         },
         seen_before: false,
     };
+    let hash = segment.tuple.hash();
+    exchange::forget(hash);
     let spoken = Spoken {
         tuple: &segment.tuple,
-        hash: segment.tuple.hash(),
+        hash,
         seq: segment.seq,
         message,
     };

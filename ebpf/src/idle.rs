@@ -37,10 +37,16 @@ const ACTIVE_S: u32 = 10;
 /// A place whose connection no census has found idle for so many seconds is free.
 const STALE_S: u32 = 120;
 
-/// Ticks since a moment, whose low half of jiffies is read from the socket; times ahead are now.
+/// Ticks since a moment, whose low half of jiffies is read from the socket.
 #[inline(always)]
 fn since(sk: Kernel, jiffies: u32, offset: &Offset<u32>) -> u32 {
-    let ticks = jiffies.wrapping_sub(sk.read(offset));
+    ticks(jiffies, sk.read(offset))
+}
+
+/// Ticks since a moment; times ahead are now.
+#[inline(always)]
+fn ticks(jiffies: u32, at: u32) -> u32 {
+    let ticks = jiffies.wrapping_sub(at);
     if ticks as i32 >= 0 { ticks } else { 0 }
 }
 
@@ -218,25 +224,32 @@ pub fn keep_alive_ms(sk: Kernel) -> u32 {
     milliseconds(ticks) as u32
 }
 
+/// The place of a connection in [`RESTS`]: in the order in which the walk comes by, so that neighbours share a line
+/// of the cache. Where the kernel's table has fewer buckets than there are places, the hash says which of a bucket's.
+#[inline(always)]
+fn place(hash: u64, [bucket, size]: [u64; 2]) -> u32 {
+    let at = bucket << 16 | hash & 0xffff;
+    let place = (at * RESTS_LEN as u64).checked_div(size).unwrap_or(0) >> 16;
+    place as u32 & (RESTS_LEN - 1)
+}
+
 /// An established socket of the census: remembers that it rests, or notes in its row that it has woken and
 /// lives. The row has the longest rest that it is known to have had: what it rested between the last census
-/// that found it idle and its wake is not counted.
+/// that found it idle and its wake is not counted. `heard`: `rcv_tstamp` and `lrcvtime`;
+/// `buckets`: in which one of the kernel's table it is, and how many there are.
 #[inline(always)]
-pub fn census(row: &mut CensusRow, sk: Kernel, hash: u64, jiffies: u32) {
+pub fn census(row: &mut CensusRow, heard: [u32; 2], hash: u64, buckets: [u64; 2], jiffies: u32) {
     if !is_there(&LRCVTIME) || !is_there(&RCV_TSTAMP) {
         return;
     }
-    let (acked, received) = (
-        since(sk, jiffies, &RCV_TSTAMP),
-        since(sk, jiffies, &LRCVTIME),
-    );
+    let [acked, received] = heard.map(|at| ticks(jiffies, at));
     let idle = if acked < received { acked } else { received };
     let last = jiffies.wrapping_sub(idle);
     let hz = HZ.load();
     if idle < ACTIVE_S * hz {
         row.active += 1;
     }
-    let Some(rest) = RESTS.get_ptr_mut(hash as u32 & (RESTS_LEN - 1)) else {
+    let Some(rest) = RESTS.get_ptr_mut(place(hash, buckets)) else {
         return;
     };
     // SAFETY: an array value; only one run goes on at a time.

@@ -172,6 +172,8 @@ offsets! {
     HTTP_SNIFF,
     /// Entries of [`crate::maps::LOOKS`]; a power of two.
     LOOKS_LEN,
+    /// Sets of [`crate::maps::EXCHANGES`], a power of two; 0 if nothing is counted there.
+    EXCHANGE_SETS,
     /// 1 if the kernel has the helper `bpf_ktime_get_coarse_ns` (5.11).
     COARSE_CLOCK,
     /// Ticks per second.

@@ -3,6 +3,7 @@
 //! - `packet`: traffic control classifiers, both directions;
 //! - `recorder`: keeps headers for the flight recorder, on behalf of `packet`;
 //! - `http`: what the packet hook looks at in data segments, unless it is switched off;
+//! - `exchange`: sizes and latencies of responses for the packet hook, if they are asked for;
 //! - `lifecycle`: `inet_sock_set_state`;
 //! - `retransmit`: `tcp_retransmit_skb`;
 //! - `reset`: `tcp_send_reset` and `tcp_receive_reset`;
@@ -24,6 +25,8 @@
 #![no_main]
 
 mod census;
+mod copied;
+mod exchange;
 mod http;
 mod idle;
 mod layout;

@@ -8,6 +8,7 @@ use tuplewatch_common::{
     address::{FourTuple, PortSpaceKey},
     conversation,
     conversation::Head,
+    exchange,
     handshake::Pending,
     idle::Rest,
     memory::Set,
@@ -17,7 +18,7 @@ use tuplewatch_common::{
     stalled::{StalledKey, StalledRow},
 };
 
-use crate::ways::Tags;
+use crate::{copied, ways::Tags};
 
 /// Connections being opened: the tags of [`HANDSHAKES`], a set of [`crate::ways::WAYS`] in each cache line.
 ///
@@ -88,6 +89,13 @@ pub static LOOKS: Array<u64> = Array::with_max_entries(1, 0);
 pub static HEADS: Array<Head> = Array::with_max_entries(HEADS_LEN, MMAPABLE);
 /// Entries of [`HEADS`]; a power of two.
 pub const HEADS_LEN: u32 = 1 << 8;
+
+/// Connections whose responses are counted: the tags of [`EXCHANGES`], as [`HANDSHAKE_TAGS`].
+#[map]
+pub static EXCHANGE_TAGS: Array<Tags> = Array::with_max_entries(1, MMAPABLE);
+/// Sizes and latencies of responses, a set of [`crate::ways::WAYS`] in each value.
+#[map]
+pub static EXCHANGES: Array<exchange::Set> = Array::with_max_entries(1, MMAPABLE);
 
 /// How many of [`HANDSHAKES`] belong to no known port space.
 #[map]
@@ -190,7 +198,7 @@ pub static STALLED: HashMap<StalledKey, StalledRow> = HashMap::with_max_entries(
 pub static STALLED_AGAIN: Array<u64> = Array::with_max_entries(STALLED_BATCH, 0);
 /// Entries of [`STALLED_AGAIN`].
 pub const STALLED_BATCH: u32 = 64;
-/// Connections that a census found idle, each in one place by its hash: those that find theirs taken are not
+/// Connections that a census found idle, each in one place ([`crate::idle`]): those that find theirs taken are not
 /// remembered, since of those that wake only the longest rest matters.
 #[map]
 pub static RESTS: Array<Rest> = Array::with_max_entries(RESTS_LEN, 0);
@@ -221,7 +229,14 @@ pub struct Walk {
     pub node: u64,
     /// Nodes of this chain so far.
     pub chain: u64,
+    /// The bucket of the first of [`Walk::heads`].
+    pub ahead: u64,
+    /// First nodes of buckets that were read ahead.
+    pub heads: [u64; AHEAD],
 }
+
+/// Buckets whose first nodes are read at once.
+pub const AHEAD: usize = 32;
 
 /// Hashes of [`HANDSHAKES`] for [`crate::sweep`].
 #[map]
@@ -268,6 +283,12 @@ pub struct OnDemand {
     pub key: PortSpaceKey,
     /// A new row.
     pub row: CensusRow,
+    /// Parts of the socket of the row: see [`crate::copied`].
+    pub parts: [[u64; copied::WORDS]; 2],
+    /// The `struct net` of the socket before, 0 for none.
+    pub net: u64,
+    /// Its inode with a bit above, 0 if its sockets are not to be counted.
+    pub netns: u64,
 }
 
 /// Adds to a [`Global`].

@@ -20,7 +20,7 @@ use tuplewatch_common::{
 };
 
 use crate::{
-    http,
+    exchange, http,
     layout::COARSE_CLOCK,
     maps::{ASK_HOOKED, HOOKED, HOOKED_FAST, HOOKED_FAST_LEN, HOOKED_GUEST, SEARCH, WORK, count},
     recorder,
@@ -78,6 +78,9 @@ fn packet<const HEADER: usize, const EGRESS: bool>(ctx: &TcContext) {
                 } else {
                     http::speak_in(skb, packed, at.payload_len, ports);
                 }
+            }
+            if exchange::concerns(&at) {
+                exchange::exchange_take(ctx.skb.skb, pack(&at), at.payload_len, EGRESS as u32);
             }
             recorder::watch::<EGRESS>(ctx, &at);
             if is_plain_data(at.flags, at.payload_len) {

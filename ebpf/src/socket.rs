@@ -121,11 +121,11 @@ pub fn is_tcp(sk: Kernel) -> bool {
 ///
 /// Works on `struct sock_common`, which full sockets, request sockets and TIME_WAIT sockets begin with.
 #[inline(always)]
-pub fn tuple(sk: Kernel) -> Option<FourTuple> {
-    let [port, number, family] = ports(sk);
+pub fn tuple(sk: impl Fields) -> Option<FourTuple> {
+    let [port, number, family] = sk.ports();
     let (initiator, responder) = match family {
         AF_INET => {
-            let [remote, local] = addresses(sk);
+            let [remote, local] = sk.addresses();
             (
                 v4_mapped(local.to_ne_bytes()),
                 v4_mapped(remote.to_ne_bytes()),
@@ -144,31 +144,64 @@ pub fn tuple(sk: Kernel) -> Option<FourTuple> {
     })
 }
 
-/// `skc_dport`, `skc_num` and `skc_family`, which lie side by side on every kernel known: one read
-/// then, else three. The offsets are constants to the verifier, which drops the other branch.
-#[inline(always)]
-fn ports(sk: Kernel) -> [u16; 3] {
-    let at = SKC_DPORT.load();
-    if SKC_NUM.load() == at + 2 && SKC_FAMILY.load() == at + 4 {
-        let all = sk.read::<u64>(&SKC_DPORT).to_ne_bytes();
-        let half = |i: usize| u16::from_ne_bytes([all[i], all[i + 1]]);
-        [half(0), half(2), half(4)]
-    } else {
-        [sk.read(&SKC_DPORT), sk.read(&SKC_NUM), sk.read(&SKC_FAMILY)]
+/// Fields of a socket, wherever they are read from.
+pub trait Fields: Copy {
+    /// As [`Kernel::read`].
+    fn read<T: Copy + Default>(self, offset: &Global<u32>) -> T;
+
+    /// `skc_dport`, `skc_num` and `skc_family`.
+    #[inline(always)]
+    fn ports(self) -> [u16; 3] {
+        [
+            self.read(&SKC_DPORT),
+            self.read(&SKC_NUM),
+            self.read(&SKC_FAMILY),
+        ]
+    }
+
+    /// `skc_daddr` and `skc_rcv_saddr`.
+    #[inline(always)]
+    fn addresses(self) -> [u32; 2] {
+        [self.read(&SKC_DADDR), self.read(&SKC_RCV_SADDR)]
     }
 }
 
-/// `skc_daddr` and `skc_rcv_saddr`, likewise.
-#[inline(always)]
-fn addresses(sk: Kernel) -> [u32; 2] {
-    if SKC_RCV_SADDR.load() == SKC_DADDR.load() + 4 {
-        let all = sk.read::<u64>(&SKC_DADDR).to_ne_bytes();
-        [
-            u32::from_ne_bytes([all[0], all[1], all[2], all[3]]),
-            u32::from_ne_bytes([all[4], all[5], all[6], all[7]]),
-        ]
-    } else {
-        [sk.read(&SKC_DADDR), sk.read(&SKC_RCV_SADDR)]
+impl Fields for Kernel {
+    #[inline(always)]
+    fn read<T: Copy + Default>(self, offset: &Global<u32>) -> T {
+        Self::read(self, offset)
+    }
+
+    /// They lie side by side on every kernel known: one read then, else three. The offsets are constants to
+    /// the verifier, which drops the other branch.
+    #[inline(always)]
+    fn ports(self) -> [u16; 3] {
+        let at = SKC_DPORT.load();
+        if SKC_NUM.load() == at + 2 && SKC_FAMILY.load() == at + 4 {
+            let all = self.read::<u64>(&SKC_DPORT).to_ne_bytes();
+            let half = |i: usize| u16::from_ne_bytes([all[i], all[i + 1]]);
+            [half(0), half(2), half(4)]
+        } else {
+            [
+                self.read(&SKC_DPORT),
+                self.read(&SKC_NUM),
+                self.read(&SKC_FAMILY),
+            ]
+        }
+    }
+
+    /// Likewise.
+    #[inline(always)]
+    fn addresses(self) -> [u32; 2] {
+        if SKC_RCV_SADDR.load() == SKC_DADDR.load() + 4 {
+            let all = self.read::<u64>(&SKC_DADDR).to_ne_bytes();
+            [
+                u32::from_ne_bytes([all[0], all[1], all[2], all[3]]),
+                u32::from_ne_bytes([all[4], all[5], all[6], all[7]]),
+            ]
+        } else {
+            [self.read(&SKC_DADDR), self.read(&SKC_RCV_SADDR)]
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     },
     maps::{LISTENERS, ListenerKey, STALLED, STALLED_AGAIN, STALLED_BATCH, count},
     opened,
-    socket::{self, ESTABLISHED, Kernel, argument},
+    socket::{self, ESTABLISHED, Fields, Kernel, argument},
 };
 
 /// Time-outs from which on a socket is looked at: one is nothing special.
@@ -33,38 +33,27 @@ pub const TIMEOUTS: u8 = 2;
 const KNOWN_ONLY: u64 = 1;
 
 /// What a socket counts in bytes.
-struct Counts {
+pub struct Counts {
     retransmits: u8,
     backoff: u8,
     probes: u8,
 }
 
-/// `icsk_retransmits`, `icsk_backoff` and `icsk_probes_out`, which lie within eight bytes on every kernel
-/// known: one read then, else three. The offsets are constants to the verifier.
-#[inline(always)]
-fn counts(sk: Kernel) -> Counts {
-    let at = ICSK_RETRANSMITS.load();
-    let (backoff, probes) = (ICSK_BACKOFF.load(), ICSK_PROBES_OUT.load());
-    let is_near = |offset: u32| offset != ABSENT && offset >= at && offset - at < 8;
-    if at != ABSENT && is_near(backoff) && is_near(probes) {
-        let word = sk.read::<u64>(&ICSK_RETRANSMITS);
-        return Counts {
-            retransmits: word as u8,
-            backoff: (word >> ((backoff - at) * 8)) as u8,
-            probes: (word >> ((probes - at) * 8)) as u8,
-        };
+impl Counts {
+    /// The timer of a closed window is doubled at each probe, answered or not.
+    #[inline(always)]
+    pub fn may_be_stalled(&self) -> bool {
+        self.retransmits >= TIMEOUTS || self.probes != 0 || self.backoff != 0
     }
-    let byte = |offset: &aya_ebpf::Global<u32>| {
-        if offset.load() == ABSENT {
-            0
-        } else {
-            sk.read::<u8>(offset)
-        }
-    };
+}
+
+/// `icsk_retransmits`, `icsk_backoff` and `icsk_probes_out`.
+#[inline(always)]
+pub fn counts(sk: impl Fields) -> Counts {
     Counts {
-        retransmits: byte(&ICSK_RETRANSMITS),
-        backoff: byte(&ICSK_BACKOFF),
-        probes: byte(&ICSK_PROBES_OUT),
+        retransmits: sk.read(&ICSK_RETRANSMITS),
+        backoff: sk.read(&ICSK_BACKOFF),
+        probes: sk.read(&ICSK_PROBES_OUT),
     }
 }
 
@@ -89,9 +78,7 @@ pub extern "C" fn stalled_look(sk: u64, known_only: u64) -> i32 {
         return 0;
     }
     let counts = counts(sk);
-    // The timer of a closed window is doubled at each probe, answered or not. Of an idle socket nothing more
-    // is read: each field of it is a miss of the cache.
-    if counts.retransmits < TIMEOUTS && counts.probes == 0 && counts.backoff == 0 {
+    if !counts.may_be_stalled() {
         return 0;
     }
     // A kernel that does not tell the window never says that it is closed.

@@ -175,7 +175,7 @@ impl Tables for Maps {
         let way = match ways::free(tags, 0) {
             Some(way) => way,
             // What a global function gives is any number to the verifier.
-            None => barrier(talk_least(number).into()) as u32 & (WAYS - 1),
+            None => ways::barrier(talk_least(number).into()) as u32 & (WAYS - 1),
         };
         ways::set(tags, way, ways::tag(hash));
         talk(number, way)
@@ -252,30 +252,11 @@ extern "C" fn talk_least(number: u32) -> u32 {
     };
     // SAFETY: array values are valid as long as the program.
     let set: &conversation::Set = unsafe { &*set };
-    // The place stands in the lowest bits, so that one number is compared; the time left is in steps of
-    // a millisecond.
-    let mut least = u64::MAX >> 1;
-    for (n, conversation) in (0..).zip(set) {
-        let weight = conversation.weight() >> 20 << 4 | n;
-        let ahead = weight.wrapping_sub(least);
-        least = least.wrapping_add(ahead & barrier((ahead.cast_signed() >> 63).cast_unsigned()));
-    }
-    let way = least as u32 & (WAYS - 1);
+    let way = ways::least(set, Conversation::weight);
     if talk(number, way).is_some_and(|conversation| conversation.is_failing()) {
         count(Global::FailingEvicted);
     }
     way
-}
-
-/// A number that the compiler knows nothing of: it must not see that something is a minimum (it would make
-/// a branch of it, and the verifier would go both ways), nor drop a mask that the verifier needs.
-#[inline(always)]
-fn barrier(mut value: u64) -> u64 {
-    // SAFETY: it changes nothing.
-    unsafe {
-        core::arch::asm!("{value} = {value}", value = inout(reg) value, options(pure, nomem, nostack));
-    }
-    value
 }
 
 #[inline(always)]

@@ -4,6 +4,8 @@
 
 mod support;
 
+#[path = "pinned/opaque.rs"]
+mod opaque;
 #[path = "pinned/several.rs"]
 mod several;
 

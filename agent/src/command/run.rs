@@ -173,11 +173,18 @@ pub(super) fn options(config: &Config) -> anyhow::Result<Options> {
         .map_memory
         .map_or_else(Plan::for_host, Plan::for_bytes);
     plan.ring = config.ring_buffer;
+    let asks = config.rules(&WallClock::live()).ask_for_exchanges();
+    if asks && !config.http_sniff {
+        warn!(
+            "`pinned_suspect` is not looked for: without `http_sniff` it is not known which connections              cannot be read"
+        );
+    }
     Ok(Options {
         plan,
         kernel_log: config.kernel_log,
         recorder: config.recorder.dir.as_ref().map(|_| config.recorder.memory),
         http_sniff: config.http_sniff,
+        exchanges: asks && config.http_sniff,
         interfaces: InterfaceOptions {
             include: config.interfaces.clone(),
             exclude: config.exclude_interfaces.clone(),

@@ -43,6 +43,12 @@ impl Rules {
         let others = self.destinations.iter().map(|d| &d.thresholds);
         std::iter::once(&self.thresholds).chain(others)
     }
+
+    /// Whether any of them needs the sizes and latencies of responses that cannot be read.
+    #[must_use]
+    pub fn ask_for_exchanges(&self) -> bool {
+        self.all().any(|t| t.pinned_suspect.min_responses > 0)
+    }
 }
 
 impl From<Thresholds> for Rules {

@@ -5,38 +5,15 @@ use std::{
     time::Duration,
 };
 
-use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey, Role};
+use tuplewatch_common::{
+    address::{FourTuple, Point, PortSpaceKey, Role},
+    exchange::{Exchange, Responses},
+};
 
 use super::{idle, time::Moment};
 
 /// Connections remembered over all services.
 const CONNECTIONS: usize = 16_384;
-
-/// Some responses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Responses {
-    /// How many.
-    pub count: u32,
-    /// The longest time from a request to the begin of its response, in microseconds.
-    pub slowest_us: u32,
-    /// Sum of these times.
-    pub sum_us: u64,
-}
-
-impl Responses {
-    /// Adds one.
-    pub fn add(&mut self, waited_us: u32) {
-        self.count = self.count.saturating_add(1);
-        self.slowest_us = self.slowest_us.max(waited_us);
-        self.sum_us += u64::from(waited_us);
-    }
-
-    /// Their mean time in microseconds.
-    #[must_use]
-    pub fn mean_us(&self) -> u64 {
-        self.sum_us / u64::from(self.count.max(1))
-    }
-}
 
 /// The responses on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +36,22 @@ pub struct Answers {
     pub bytes: u32,
     /// The connection is over.
     pub closed: bool,
+}
+
+impl From<&Exchange> for Answers {
+    fn from(exchange: &Exchange) -> Self {
+        Self {
+            tuple: exchange.tuple,
+            role: Role::from_u8(exchange.role),
+            opened: Moment(exchange.opened_ns),
+            latest: Moment(exchange.latest_ns),
+            all: exchange.all,
+            run: exchange.run,
+            run_since: Moment(exchange.run_since_ns),
+            bytes: exchange.bytes,
+            closed: exchange.is_closed(),
+        }
+    }
 }
 
 /// All services.

@@ -234,10 +234,11 @@ thresholds! {
         quiet: Duration = seconds(60);
     }
 
-    /// Cause `pinned_suspect`, in a replay only.
+    /// Cause `pinned_suspect`.
     pinned_suspect: PinnedSuspect, per_destination {
         /// Responses in a row that are equally long and begin at once, on a connection whose neighbours' are
-        /// neither: 0 looks for none. It is a suspicion only; 6 is a good number to ask for.
+        /// neither: 0 looks for none. It is a suspicion only; 6 is a good number to ask for. Live it needs
+        /// `http_sniff`.
         min_responses: u32 = 0;
     }
 

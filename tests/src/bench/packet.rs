@@ -24,7 +24,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let _statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
     let lab = Pair::new(PairConfig::default())?;
     let _empty = attach_empty(&lab.server, "eth0", &[])?;
-    let agent = agent(&lab, &["--no-http-sniff"])?;
+    let agent = agent(&lab.server, &["--no-http-sniff"])?;
     let address = |port| SocketAddr::new(lab.service().ip(), port);
     let _echo = traffic::serve(&lab.server, address(9001), traffic::Service::Echo)?;
     let _sink = traffic::serve(&lab.server, address(9002), traffic::Service::Sink)?;
@@ -73,7 +73,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     println!("  (all skbs of short connections: {})", figure(&short));
     agent.terminate()?;
 
-    let agent = self::agent(&lab, &[])?;
+    let agent = self::agent(&lab.server, &[])?;
     let (mut small_sniffed, mut bulk_sniffed, mut spoken_sniffed) = (vec![], vec![], vec![]);
     for _ in 0..options.rounds {
         small_sniffed.push(echo()?.ns);
@@ -94,15 +94,27 @@ pub(super) fn run(options: &Options) -> Result<()> {
         median(&bulk_sniffed) - median(&bulk),
     );
     agent.terminate()?;
+    let counted = |args: &[&str]| -> Result<f64> {
+        let agent = self::agent(&lab.client, args)?;
+        let rounds: Result<Vec<f64>> = (0..options.rounds).map(|_| Ok(echo()?.ns)).collect();
+        agent.terminate()?;
+        Ok(median(&rounds?))
+    };
+    let without = counted(&[])?;
+    let with = counted(&["--set", "pinned_suspect.min_responses=6"])?;
+    println!(
+        "  (counting responses that cannot be read, for each data segment: {:+.0} ns)",
+        2.0 * (with - without)
+    );
     Ok(())
 }
 
-/// An agent on the server's interface, with every hook in place.
-fn agent(lab: &Pair, args: &[&str]) -> Result<Agent> {
-    let netns = lab.server.netns_inode().to_string();
+/// An agent on a host's interface, with every hook in place.
+fn agent(host: &Host, args: &[&str]) -> Result<Agent> {
+    let netns = host.netns_inode().to_string();
     let own = ["--netns", &netns];
     let args = own.iter().chain(args).copied();
-    let agent = lab.server.agent(AgentConfig::with_args(args))?;
+    let agent = host.agent(AgentConfig::with_args(args))?;
     let ready = agent.wait_ready(Duration::from_secs(30))?;
     for hook in ready["hooks"].as_array().context("hooks")? {
         ensure!(hook["state"] == "ok", "nothing to measure: {hook}");

@@ -25,7 +25,6 @@ use crate::{
         observation::Snapshot,
         report::{Change, Overview},
         rules::Rules,
-        threshold::Thresholds,
         time::Moment,
     },
     source::capture::{
@@ -168,8 +167,7 @@ impl Group {
         progress.aside(|| report.begin(Moment(start.unwrap_or(0)), &own, &vantage))?;
         let mut observer = Observer::new(Limits::default());
         observer.rests.vantage.clone_from(&vantage);
-        let asks = |t: &Thresholds| t.pinned_suspect.min_responses > 0;
-        observer.exchanges.is_on = job.rules.all().any(asks);
+        observer.exchanges.is_on = job.rules.ask_for_exchanges();
         let mut engine = Engine::new(job.rules.clone()).with_egress(job.egress.clone());
         let mut found = FoundSoFar::default();
         let mut look = |events: &[Event], snapshot: &Snapshot| -> io::Result<()> {

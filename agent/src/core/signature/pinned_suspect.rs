@@ -11,8 +11,8 @@ use super::{
     words::{count, place, short},
 };
 use crate::core::{
+    ends::Ends,
     finding::{Confidence, Evidence, Finding, RuledOut, Severity, Verdict},
-    observation::ip,
     suspect::Answers,
     time::Moment,
 };
@@ -111,17 +111,17 @@ fn finding(
     suspects: &[&Answers],
 ) -> Finding {
     let lately = |at: Moment| context.now.since(at) < context.thresholds.window;
-    let ends = |a: &Answers| {
-        let (from, to) = (ip(&a.tuple.initiator), ip(&a.tuple.responder));
-        let (from_port, to_port) = (a.tuple.initiator_port, a.tuple.responder_port);
-        let from = std::net::SocketAddr::new(from, from_port);
-        let to = std::net::SocketAddr::new(to, to_port);
-        format!(
-            "{from} → {to}, open for {:.0} s",
-            a.latest.since(a.opened).as_secs_f64()
-        )
+    let named = |a: &Answers| {
+        let ends = Ends::of(&a.tuple);
+        let seconds = a.latest.since(a.opened).as_secs_f64();
+        if a.closed {
+            format!("{ends}, closed after {seconds:.0} s")
+        } else {
+            let close = ends.close_command(a.role);
+            format!("{ends}, open for {seconds:.0} s (`{close}` closes it)")
+        }
     };
-    let named: Vec<String> = suspects.iter().take(SHOWN).map(|a| ends(a)).collect();
+    let named: Vec<String> = suspects.iter().take(SHOWN).map(|a| named(a)).collect();
     let (what, others) = suspects.first().map_or_else(
         || ("no connection any more".to_owned(), String::new()),
         |worst| {
@@ -165,8 +165,8 @@ fn finding(
             place(key)
         ),
         remedy: format!(
-            "Look at what the client gets on these connections: {}. If it is an error page, close them (`ss -K`), \
-             and give connections a maximum age.",
+            "Look at what the client gets on these connections: {}. If it is an error page, close them, and give \
+             connections a maximum age.",
             named.join("; ")
         ),
     }

@@ -14,6 +14,7 @@ use super::{
     HookStatus, Plan, Verdict,
     attach::{Attachments, InterfaceOptions},
     clock, diagnostics,
+    exchanges::Exchanges,
     hooks::{load_classifiers, on_demand, tracepoint},
     recorder::{self, Ring},
     shared::Shared,
@@ -37,6 +38,9 @@ pub struct Options {
     pub netns: Vec<u32>,
     /// Look for HTTP/1 at the begin of data segments.
     pub http_sniff: bool,
+    /// Count sizes and latencies of responses that cannot be read; which ones those are is known with
+    /// `http_sniff` only.
+    pub exchanges: bool,
     /// Load the programs with their diagnostics on.
     pub kernel_log: bool,
     /// Memory for the flight recorder's ring in bytes; `None`: nothing is recorded.
@@ -108,6 +112,8 @@ pub struct Kernel {
     pub(super) pending: Shared<Pending>,
     /// HTTP/1 conversations, unless nobody looks for them.
     pub(super) talks: Option<Talks>,
+    /// Sizes and latencies of responses, if a rule asks for them.
+    pub(super) exchanges: Option<Exchanges>,
     pub(super) counters: super::counters::Reader,
     pub(super) conntrack: super::conntrack::Conntrack,
     recorder: Option<Ring>,
@@ -169,6 +175,9 @@ impl Kernel {
         let talks = options.http_sniff.then(|| Talks::open(&mut ebpf));
         let talks = talks.transpose();
         let talks = talks.map_err(|e| LoadError::Object(format!("{e:#}")))?;
+        let exchanges = options.exchanges.then(|| Exchanges::open(&mut ebpf));
+        let exchanges = exchanges.transpose();
+        let exchanges = exchanges.map_err(|e| LoadError::Object(format!("{e:#}")))?;
         let mut any = false;
         for (hook, program) in TRACEPOINTS {
             let state = match &resolved {
@@ -229,6 +238,7 @@ impl Kernel {
             spaces,
             pending,
             talks,
+            exchanges,
             counters: super::counters::Reader::new(&options.netns),
             conntrack: super::conntrack::Conntrack::default(),
             recorder,
@@ -374,6 +384,11 @@ fn load(options: &Options, layout: Option<&Layout>, others: &Others) -> Result<E
     } else {
         (1, 1)
     };
+    let exchange_sets = if options.exchanges {
+        plan.exchanges / WAYS
+    } else {
+        0
+    };
     let mut loader = EbpfLoader::new();
     loader
         .override_global("COARSE_CLOCK", &coarse_clock, true)
@@ -395,6 +410,9 @@ fn load(options: &Options, layout: Option<&Layout>, others: &Others) -> Result<E
         .map_max_entries("LOOKS", looks)
         .map_max_entries("TALK_TAGS", talk_sets)
         .map_max_entries("TALKS", talk_sets)
+        .override_global("EXCHANGE_SETS", &exchange_sets, true)
+        .map_max_entries("EXCHANGE_TAGS", exchange_sets.max(1))
+        .map_max_entries("EXCHANGES", exchange_sets.max(1))
         .map_max_entries("HANDSHAKES", plan.handshakes)
         .map_max_entries("HANDSHAKE_TAGS", handshake_sets)
         // Index 0 of both is never given out.

@@ -11,6 +11,7 @@ mod counters;
 mod diagnostics;
 mod ethtool;
 mod events;
+mod exchanges;
 pub mod guard;
 mod hooks;
 mod idle;

@@ -17,6 +17,8 @@ pub struct Plan {
     pub open_sockets: u32,
     /// HTTP/1 conversations, likewise.
     pub conversations: u32,
+    /// Connections whose responses are counted, likewise; only where a rule asks for it.
+    pub exchanges: u32,
     /// Openers.
     pub openers: u32,
     /// Rows of the census.
@@ -54,6 +56,8 @@ impl Plan {
             // Twice what is hoped for: a set may be full while others are not.
             open_sockets: power(scale(32_768)).max(8192),
             conversations: power(scale(4096)).max(2048),
+            // 656 KiB at 24 MiB, beside the rest: nobody has them without asking.
+            exchanges: power(scale(4096)).max(2048),
             openers: scale(4096).max(1024),
             census: scale(8192).max(1024),
             listeners: 2048,
@@ -120,6 +124,7 @@ mod tests {
             assert!(p.handshakes.is_power_of_two() && p.open_sockets.is_power_of_two());
             assert!(p.handshakes >= WAYS && p.open_sockets >= WAYS);
             assert!(p.conversations.is_power_of_two() && p.conversations >= WAYS);
+            assert!(p.exchanges.is_power_of_two() && p.exchanges >= WAYS);
             assert!(p.port_spaces >= 1024);
         }
         assert_eq!(Plan::for_bytes(24 << 20).memory_sets, 131_072);

@@ -17,6 +17,7 @@ use super::{
     batch,
     census::Due,
     clock,
+    exchanges::Exchanges,
     load::{Kernel, map_mut},
     skipped,
 };
@@ -64,8 +65,10 @@ impl Kernel {
             talks,
             stalled,
             idle,
-            // The kernel side counts no bytes of responses.
-            answers: Vec::new(),
+            answers: self
+                .exchanges
+                .as_mut()
+                .map_or_else(Vec::new, Exchanges::look),
             openers,
             globals,
             translations: Vec::new(),
