@@ -264,10 +264,9 @@ fn a_peer_that_does_not_read_is_named() -> Result<()> {
     let load = fleet.load()?;
     let named = agent.wait_line(40 * SECOND, |line| is_named(line, "zero_window"))?;
     println!("{}", named["summary"]);
-    ensure!(
-        number(&named["evidence"]["stall"], "stalled") == 2,
-        "{named}"
-    );
+    // It is told once, when it begins: the other connection may stall a second later.
+    let stalled = number(&named["evidence"]["stall"], "stalled");
+    ensure!((1..=2).contains(&stalled), "{named}");
     no_alert(&agent)?;
     // Its requests wait: it is killed.
     drop((pool, load));
