@@ -15,6 +15,10 @@ pub type Set = [u64; WAYS];
 /// Resolution of the stored time: 2²⁶ ns = 67 ms. Ages go round after 78 hours.
 pub const TIME_SHIFT: u32 = 26;
 
+/// So many steps a stored time may lie ahead of the time of who reads it: some segments are given the time of the latest
+/// tick, which is up to 10 ms behind.
+const AHEAD: u64 = 15;
+
 const TIME_BITS: u32 = 22;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 const STATE_BITS: u32 = 4;
@@ -123,18 +127,30 @@ impl Word {
         self.0 >> (TIME_BITS + STATE_BITS) & ISN_MASK == isn as u64 & ISN_MASK
     }
 
-    /// Nanoseconds since the stored time, within 67 ms.
+    /// Steps since the stored time, below zero where that is ahead of `now_ns`.
+    #[inline(always)]
+    const fn steps(self, now_ns: u64) -> i64 {
+        let biased = (now_ns >> TIME_SHIFT)
+            .wrapping_add(AHEAD)
+            .wrapping_sub(self.0)
+            & TIME_MASK;
+        biased.wrapping_sub(AHEAD).cast_signed()
+    }
+
+    /// Nanoseconds since the stored time, within 67 ms; 0 where that is a little ahead of `now_ns`.
     #[inline(always)]
     #[must_use]
     pub const fn age_ns(self, now_ns: u64) -> u64 {
-        ((now_ns >> TIME_SHIFT).wrapping_sub(self.0) & TIME_MASK) << TIME_SHIFT
+        let steps = self.steps(now_ns);
+        ((steps & !(steps >> 63)) << TIME_SHIFT).cast_unsigned()
     }
 
     /// The stored time itself, in nanoseconds: the same whenever it is asked for.
     #[inline(always)]
     #[must_use]
     pub const fn at_ns(self, now_ns: u64) -> u64 {
-        (now_ns >> TIME_SHIFT << TIME_SHIFT).saturating_sub(self.age_ns(now_ns))
+        let steps = (now_ns >> TIME_SHIFT).cast_signed() - self.steps(now_ns);
+        ((steps & !(steps >> 63)) << TIME_SHIFT).cast_unsigned()
     }
 
     /// The same connection in another state, as of now.
@@ -273,6 +289,29 @@ mod tests {
         assert!(w.has_isn(0x1234_5678));
         assert_eq!(find(&[0, w.0, 0, 0], 0xabcd_ef01_2345_6789), Some(w));
         assert_eq!(find(&[0, w.0, 0, 0], 0xabcd_ff01_2345_6789), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_a_little_behind() {
+        // The stored time is just past the border between two steps, that of the reader just before it.
+        let (stored, behind) = (101 << TIME_SHIFT, (101 << TIME_SHIFT) - 1);
+        let w = Word::new(1 << 44, 0, Former::Open, stored);
+        assert_eq!((w.age_ns(behind), w.age_ns(stored)), (0, 0));
+        for now in [behind, stored, stored + S, stored + 3600 * S] {
+            assert_eq!(w.at_ns(now), stored, "{now}");
+        }
+        // What has just been written is no place for others.
+        let mut set = [w.0, 0, 0, 0];
+        for n in 2..5u64 {
+            store(&mut set, n << 44, Word::new(n << 44, 0, Former::Open, S), S);
+        }
+        store(
+            &mut set,
+            5 << 44,
+            Word::new(5 << 44, 0, Former::Open, behind),
+            behind,
+        );
+        assert_eq!(find(&set, 1 << 44), Some(w));
     }
 
     #[test]
