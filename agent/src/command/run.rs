@@ -95,6 +95,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         code: if error.is_permission() { 77 } else { 1 },
         error: error.into(),
     })?;
+    give_back_what_the_start_took();
     let engine = Engine::new(config.rules(&clock)).with_egress(egress);
     let agent = Agent::new(kernel, engine, sinks, pages, clock)
         .with_state(state)
@@ -110,6 +111,13 @@ fn give_memory_back() {
     const LARGE: libc::c_int = 128 << 10;
     // SAFETY: called before there is a second thread; it only sets a number.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
+}
+
+/// The kernel's types and our object are parsed once and forgotten: megabytes in small pieces, which would stay in the
+/// heap.
+fn give_back_what_the_start_took() {
+    // SAFETY: it may be called at any time; it changes nothing but where free memory lies.
+    unsafe { libc::malloc_trim(0) };
 }
 
 /// How often the summary is written.
