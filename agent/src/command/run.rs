@@ -184,7 +184,8 @@ pub(super) fn options(config: &Config) -> anyhow::Result<Options> {
     let asks = config.rules(&WallClock::live()).ask_for_exchanges();
     if asks && !config.http_sniff {
         warn!(
-            "`pinned_suspect` is not looked for: without `http_sniff` it is not known which connections              cannot be read"
+            "`pinned_suspect` is not looked for: without `http_sniff` it is not known which connections \
+             cannot be read"
         );
     }
     Ok(Options {
