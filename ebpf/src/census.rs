@@ -68,6 +68,7 @@ pub fn census_listeners(ctx: RawTracePointContext) -> i32 {
     };
     walk(&table, start, |sk, _| {
         census_listener(sk.0, pass as u64);
+        sk.read_at(table.node)
     });
     0
 }
@@ -107,6 +108,10 @@ pub fn census_established(ctx: RawTracePointContext) -> i32 {
         if census_row(sk.0, jiffies, pass as u64, place) == STALLED {
             stalled_look(sk.0, 0);
         }
+        // SAFETY: as above.
+        ON_DEMAND
+            .get_ptr(0)
+            .map_or(0, |storage| unsafe { (*storage).next })
     });
     0
 }
@@ -136,14 +141,15 @@ extern "C" fn census_row(sk: u64, jiffies: u64, pass: u64, place: u64) -> i32 {
         parts: [common, rest],
         net,
         netns,
+        next,
         ..
     } = storage;
-    // The next node is read soon: it is on the way with the rest.
     let span = span!(
         SKC_DADDR: 4, SKC_RCV_SADDR: 4, SKC_DPORT: 2, SKC_NUM: 2, SKC_FAMILY: 2, SKC_STATE: 1,
         SKC_NET: 8, SKC_V6_DADDR: 16, SKC_V6_RCV_SADDR: 16, SKC_NULLS_NODE: 8,
     );
     let common = Copied::new(sk, span, common);
+    *next = common.read(&SKC_NULLS_NODE);
     let at = common.read::<u64>(&SKC_NET);
     if at != *net {
         let inode = Kernel(at).read::<u32>(&NET_INUM);
@@ -238,8 +244,10 @@ pub fn census_seed(ctx: RawTracePointContext) -> i32 {
     let start = argument::<0>(&ctx);
     // SAFETY: a helper without arguments.
     let jiffies = unsafe { bpf_jiffies64() };
-    walk(&established(), start, |sk, _| {
+    let table = established();
+    walk(&table, start, |sk, _| {
         census_remember(sk.0, jiffies);
+        sk.read_at(table.node)
     });
     0
 }
@@ -305,13 +313,14 @@ fn hashinfo() -> Kernel {
     Kernel(Kernel(row).read::<u64>(&DEATH_ROW_HASHINFO))
 }
 
-/// Follows the chains from bucket `start` on, as far as the steps of one run reach.
+/// Follows the chains from bucket `start` on, as far as the steps of one run reach. `visit` gets a socket and its
+/// bucket, and tells the node that comes next.
 ///
 /// Where the walk stands is kept in a map, not in registers: what the verifier reads from memory is an
 /// unknown number, so that one turn of the loop looks like the next. With registers it would tell
 /// apart every length of chain at every step, and give up.
 #[inline(always)]
-fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel, u64)) {
+fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel, u64) -> u64) {
     let Some(at) = WALK.get_ptr_mut(0) else {
         return;
     };
@@ -335,8 +344,7 @@ fn walk(table: &Table, start: u64, mut visit: impl FnMut(Kernel, u64)) {
             }
             continue;
         }
-        visit(Kernel(at.node - table.node), at.bucket);
-        let next = Kernel(at.node).read_at::<u64>(0);
+        let next = visit(Kernel(at.node - table.node), at.bucket);
         at.chain += 1;
         if next == 0 || next & 1 != 0 {
             // A nulls list ends with its bucket's number (a plain list with 0): another number means

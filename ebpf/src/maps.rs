@@ -285,6 +285,8 @@ pub struct OnDemand {
     pub row: CensusRow,
     /// Parts of the socket of the row: see [`crate::copied`].
     pub parts: [[u64; copied::WORDS]; 2],
+    /// The node behind that of the socket.
+    pub next: u64,
     /// The `struct net` of the socket before, 0 for none.
     pub net: u64,
     /// Its inode with a bit above, 0 if its sockets are not to be counted.
