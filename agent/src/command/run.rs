@@ -28,7 +28,7 @@ use crate::{
         otlp::Otlp,
         terminal::{Screen, Terminal},
     },
-    source::kernel::{Kernel, LoadError, Options, Plan, attach::InterfaceOptions},
+    source::kernel::{Kernel, LoadError, Options, Plan, attach::InterfaceOptions, forget_object},
     state::State,
 };
 
@@ -114,10 +114,11 @@ fn give_memory_back() {
 }
 
 /// The kernel's types and our object are parsed once and forgotten: megabytes in small pieces, which would stay in the
-/// heap.
+/// heap, and the object itself.
 fn give_back_what_the_start_took() {
     // SAFETY: it may be called at any time; it changes nothing but where free memory lies.
     unsafe { libc::malloc_trim(0) };
+    forget_object();
 }
 
 /// How often the summary is written.

@@ -1,8 +1,10 @@
 //! Loads and attaches each hook by itself, and says what is lost without it.
 
+use std::thread;
+
 use aya::{
     Ebpf,
-    programs::{ProgramError, RawTracePoint, SchedClassifier},
+    programs::{Program, ProgramError, RawTracePoint, SchedClassifier},
 };
 use tracing::debug;
 
@@ -116,17 +118,36 @@ fn moved_argument(hook: Hook, l: &Layout) -> Option<String> {
     ))
 }
 
-/// Loads what nearly every host needs. The classifiers for interfaces without Ethernet header are loaded
-/// with the first such interface: verifying them takes half a second.
+/// Loads what nearly every host needs, all at once: verifying takes up to half a second each. The classifiers for
+/// interfaces without Ethernet header are loaded with the first such interface.
 pub(super) fn load_classifiers(ebpf: &mut Ebpf) -> Result<(), String> {
-    for name in &CLASSIFIERS[..2] {
-        load_classifier(ebpf, name).map_err(|e| chain(&e))?;
+    const SWEEP: &str = "sweep";
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for (name, program) in ebpf.programs_mut() {
+            let load = match program {
+                Program::SchedClassifier(classifier) if CLASSIFIERS[..2].contains(&name) => {
+                    scope.spawn(move || classifier.load())
+                }
+                Program::RawTracePoint(sweep) if name == SWEEP => scope.spawn(move || sweep.load()),
+                _ => continue,
+            };
+            loading.push((name, load));
+        }
+        for (name, load) in loading {
+            let loaded = load
+                .join()
+                .map_err(|_| format!("loading {name} panicked"))?;
+            loaded.map_err(|error| format!("{name}: {}", chain(&error)))?;
+        }
+        Ok::<(), String>(())
+    })?;
+    for name in CLASSIFIERS[..2].iter().chain([&SWEEP]) {
+        let program = ebpf
+            .program(name)
+            .ok_or_else(|| format!("the eBPF object has no program {name}"))?;
+        log_cost(name, program.info());
     }
-    let sweep: &mut RawTracePoint = find(ebpf, "sweep").map_err(|e| chain(&e))?;
-    sweep
-        .load()
-        .map_err(|e| format!("the sweep of unanswered opens: {}", chain(&e)))?;
-    log_cost("sweep", sweep.info());
     Ok(())
 }
 

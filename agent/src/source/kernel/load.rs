@@ -16,6 +16,7 @@ use super::{
     clock, diagnostics,
     exchanges::Exchanges,
     hooks::{load_classifiers, on_demand, tracepoint},
+    object::OBJECT,
     recorder::{self, Ring},
     shared::Shared,
     skipped,
@@ -23,9 +24,6 @@ use super::{
     talks::Talks,
 };
 use crate::kernel_facts::{ABSENT, Hook, Layout, Resolved, Types, VMLINUX};
-
-/// The eBPF object, built beforehand (`cargo xtask build`).
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("TUPLEWATCH_EBPF_OBJECT"));
 
 /// What the live source is asked to do.
 #[derive(Clone, Debug)]
