@@ -15,6 +15,9 @@ const PAUSE: Duration = Duration::from_secs(25);
 /// Rules look at this; the pause is longer, so that the agent begins anew.
 const SHORT: [&str; 2] = ["--set", "window=10s"];
 
+/// The pause is longer than this too: an alert would be over if it counted.
+const QUICK: [&str; 2] = ["--set", "alert.resolve=15s"];
+
 /// Stops the agents for a while.
 fn pause(agents: &[Agent]) {
     for agent in agents {
@@ -91,7 +94,10 @@ fn a_pause_beside_an_alert() -> Result<()> {
         .sysctl("net.ipv4.ip_local_port_range", "40000 40063")?;
     pair.client.sysctl("net.ipv4.tcp_tw_reuse", 0)?;
     let _server = pair.server.serve(&ServeConfig::new(pair.service()))?;
-    let agents = both(&pair.client)?;
+    let agents = [
+        watch(&pair.client, &QUICK)?,
+        watch(&pair.client, &[SHORT, QUICK].concat())?,
+    ];
     let load = pair.client.load(&LoadConfig {
         rate: 20.0,
         ..LoadConfig::new(pair.service())
