@@ -16,10 +16,11 @@ use super::{
     observation::{Event, EventKind, Snapshot, Space3, Translation},
     openers::{OpenerRate, Openers},
     packed::Packed,
+    path_loss,
     report::Totals,
     service::Services,
     space::{Census, Space},
-    stalled::Stalls,
+    stalled::{Counted, Stalls},
     suspect::Suspects,
     threshold::PoolInference,
     time::Moment,
@@ -105,8 +106,9 @@ impl Tables {
             self.resume(now, gap);
         }
         let spaces = &self.spaces;
+        let stalls = (&*snapshot.stalled, &*snapshot.recovered);
         self.stalls
-            .take(now, &snapshot.stalled, keep, |key| totals(spaces, key));
+            .take(now, stalls, keep, |key| counted(spaces, key, now));
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
         }
@@ -504,6 +506,19 @@ fn activate(space: &mut Space, active: &mut Vec<PortSpaceKey>, key: PortSpaceKey
 fn totals(spaces: &BTreeMap<PortSpaceKey, Box<Space>>, key: &PortSpaceKey) -> Totals {
     let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
     space.map(|space| space.totals()).unwrap_or_default()
+}
+
+/// The same, and what of it was counted lately.
+fn counted(
+    spaces: &BTreeMap<PortSpaceKey, Box<Space>>,
+    key: &PortSpaceKey,
+    now: Moment,
+) -> Counted {
+    let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
+    space.map_or_else(Counted::default, |space| Counted {
+        totals: space.totals(),
+        lately: space.window(now, path_loss::LATELY),
+    })
 }
 
 /// The same port space on the wire.

@@ -172,7 +172,7 @@ impl<'a> Judged<'a> {
         self.context.now.since(known.stalled.since)
     }
 
-    /// Enough was tried until then, and in vain.
+    /// Enough was tried until then, and in vain: more than the loss on this path explains.
     fn is_tried(&self, known: &Known, until: Moment) -> bool {
         let (s, rules) = (&known.stalled, self.rules());
         let enough = match s.how {
@@ -180,7 +180,7 @@ impl<'a> Judged<'a> {
             How::Silent => s.probes >= rules.min_probes,
             How::Closed => false,
         };
-        enough && until.since(s.since) >= rules.warn_after
+        enough && known.together <= rules.max_chance && until.since(s.since) >= rules.warn_after
     }
 
     /// Nothing got through until then. Where the peer is heard all the same, only its way to this host is

@@ -1,5 +1,7 @@
 //! A host in a script: connections that stall, and new ones beside them.
 
+mod lossy;
+
 use std::time::Duration;
 
 use tuplewatch_common::address::{FourTuple, Point, v4_mapped};
