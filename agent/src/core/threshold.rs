@@ -226,7 +226,7 @@ thresholds! {
 
     /// Cause `draining`.
     draining: Draining, per_destination {
-        /// Opens refused since the first of them, with none that got through.
+        /// Opens refused, or without answer, since the first of them, with none that got through.
         min_refused: u64 = 3;
         /// Nothing is said before: a network balancer takes three minutes to send new connections elsewhere.
         grace: Duration = seconds(180);
