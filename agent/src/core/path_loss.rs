@@ -45,6 +45,18 @@ impl PathLoss {
         }
     }
 
+    /// The same without these opens.
+    #[must_use]
+    pub fn without(&self, opens: &Totals) -> Self {
+        let opens = Self::of_opens(opens);
+        Self {
+            starts: self.starts.saturating_sub(opens.starts),
+            sent: self.sent.saturating_sub(opens.sent),
+            lost: self.lost.saturating_sub(opens.lost),
+            repeated: self.repeated,
+        }
+    }
+
     /// Share of the transmissions that was lost.
     #[must_use]
     pub fn share(&self) -> f64 {

@@ -134,6 +134,8 @@ pub struct Counted {
     pub totals: Totals,
     /// Within [`super::path_loss::LATELY`].
     pub lately: Totals,
+    /// Since a moment, or a little longer.
+    pub since: Totals,
 }
 
 /// Port spaces with connections that make no progress.
@@ -170,6 +172,8 @@ pub struct Known {
     /// How often such connections would have met in their port space by chance: the same, of all that are
     /// unlikely by themselves at one look.
     pub together: f64,
+    /// The same if nobody gets through since it stalls: what is lost since then is not by chance.
+    pub if_down: f64,
     /// What was measured of the path when that was the least.
     pub path: PathLoss,
     /// The latest look.
@@ -202,6 +206,7 @@ impl Known {
             in_vain: 0,
             chance: f64::INFINITY,
             together: f64::INFINITY,
+            if_down: f64::INFINITY,
             path: PathLoss::default(),
             seen: now,
         }
@@ -213,7 +218,7 @@ impl Known {
     }
 
     /// Takes how it stands now, on a path that was measured to lose so much.
-    fn take(&mut self, now: Moment, stalled: Stalled, totals: &Totals, path: &PathLoss) {
+    fn take(&mut self, now: Moment, stalled: Stalled, counted: &Counted, path: &PathLoss) {
         // The latest attempt may be on its way; those of the look before have waited for a second.
         let attempts = stalled.attempts();
         let waited = if now > self.seen {
@@ -222,17 +227,22 @@ impl Known {
             0
         };
         self.in_vain = self.in_vain.max(waited).max(attempts.saturating_sub(1));
-        let chance = match stalled.how {
-            How::Unacked => path.chance(self.in_vain),
-            How::Silent => path.chance_of_probes(self.in_vain),
+        let in_vain = self.in_vain;
+        let chance = |path: &PathLoss| match stalled.how {
+            How::Unacked => path.chance(in_vain),
+            How::Silent => path.chance_of_probes(in_vain),
             How::Closed => f64::INFINITY,
         };
-        if chance < self.chance {
-            (self.chance, self.path) = (chance, *path);
+        if chance(path) < self.chance {
+            (self.chance, self.path) = (chance(path), *path);
+        }
+        if counted.since.established == 0 {
+            let before = path.without(&counted.since);
+            self.if_down = self.if_down.min(chance(&before));
         }
         let since = self.stalled.since.min(stalled.since);
         self.stalled = Stalled { since, ..stalled };
-        if self.newer_since.is_none() && self.since_then(totals).1 > 0 {
+        if self.newer_since.is_none() && self.since_then(&counted.totals).1 > 0 {
             self.newer_since = Some(now);
             self.attempts_by_then = attempts;
         }
@@ -260,7 +270,8 @@ impl Group {
         self.over.values()
     }
 
-    fn take(&mut self, now: Moment, stalled: Stalled, totals: &Totals, path: &PathLoss) {
+    fn take(&mut self, now: Moment, stalled: Stalled, counted: &Counted, path: &PathLoss) {
+        let totals = &counted.totals;
         let connection = stalled.connection;
         let known = self.live.entry(connection).or_insert_with(|| {
             self.over.remove(&connection);
@@ -269,7 +280,7 @@ impl Group {
         if known.is_other_than(&stalled) {
             *known = Known::new(now, stalled.clone(), totals);
         }
-        known.take(now, stalled, totals, path);
+        known.take(now, stalled, counted, path);
     }
 
     /// Losses are independent of each other, so that the chances of connections that stall at one time multiply.
@@ -298,13 +309,13 @@ impl Group {
 impl Stalls {
     /// Takes all that make no progress now; those that are not among them any more are over, and
     /// remembered for `keep`. `recovered` are those of them that got through, also those that stood still
-    /// between two looks only. `counted` gives the counters of a port space.
+    /// between two looks only. `counted` gives the counters of a port space, and what was counted since a moment.
     pub fn take(
         &mut self,
         now: Moment,
         (stalled, recovered): (&[Stalled], &[Recovered]),
         keep: Duration,
-        counted: impl Fn(&PortSpaceKey) -> Counted,
+        counted: impl Fn(&PortSpaceKey, Moment) -> Counted,
     ) {
         let again = stalled
             .iter()
@@ -316,9 +327,9 @@ impl Stalls {
             let key = stalled.space();
             seen.insert((key, stalled.connection));
             let group = self.all.entry(key).or_default();
-            let counted = counted(&key);
+            let counted = counted(&key, stalled.since);
             let path = self.paths.loss(&key, &counted.lately);
-            group.take(now, stalled.clone(), &counted.totals, &path);
+            group.take(now, stalled.clone(), &counted, &path);
         }
         let mut over = 0;
         self.all.retain(|key, group| {
@@ -417,9 +428,10 @@ mod tests {
             established,
             ..Totals::default()
         };
-        stalls.take(Moment(second * S), (found, &[]), KEEP, |_| Counted {
+        stalls.take(Moment(second * S), (found, &[]), KEEP, |_, _| Counted {
             totals,
             lately: totals,
+            since: totals,
         });
     }
 

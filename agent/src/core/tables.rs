@@ -107,8 +107,9 @@ impl Tables {
         }
         let spaces = &self.spaces;
         let stalls = (&*snapshot.stalled, &*snapshot.recovered);
-        self.stalls
-            .take(now, stalls, keep, |key| counted(spaces, key, now));
+        self.stalls.take(now, stalls, keep, |key, since| {
+            counted(spaces, key, now, since)
+        });
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
         }
@@ -513,11 +514,13 @@ fn counted(
     spaces: &BTreeMap<PortSpaceKey, Box<Space>>,
     key: &PortSpaceKey,
     now: Moment,
+    since: Moment,
 ) -> Counted {
     let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
     space.map_or_else(Counted::default, |space| Counted {
         totals: space.totals(),
         lately: space.window(now, path_loss::LATELY),
+        since: space.window(now, now.since(since)),
     })
 }
 
