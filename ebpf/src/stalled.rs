@@ -224,7 +224,7 @@ fn milliseconds(jiffies: u32) -> u32 {
 
 /// A census has found a listener on that port.
 #[inline(always)]
-fn is_listening(netns: u32, port: u16) -> bool {
+pub fn is_listening(netns: u32, port: u16) -> bool {
     let key = ListenerKey {
         netns,
         port: port as u32,
