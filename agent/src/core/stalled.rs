@@ -172,7 +172,7 @@ pub struct Known {
     /// How often such connections would have met in their port space by chance: the same, of all that are
     /// unlikely by themselves at one look.
     pub together: f64,
-    /// The same if nobody gets through since it stalls: what is lost since then is not by chance.
+    /// The same if nobody gets through since it stalls: the opens that are lost then are not lost by chance.
     pub if_down: f64,
     /// What was measured of the path when that was the least.
     pub path: PathLoss,
@@ -237,7 +237,7 @@ impl Known {
             (self.chance, self.path) = (chance(path), *path);
         }
         if counted.since.established == 0 {
-            let before = path.without(&counted.since);
+            let before = path.without(&counted.lately);
             self.if_down = self.if_down.min(chance(&before));
         }
         let since = self.stalled.since.min(stalled.since);
