@@ -58,7 +58,7 @@ pub struct Exchange {
     pub hash: u64,
     /// The connection, named by who opened it.
     pub tuple: FourTuple,
-    /// Its SYN.
+    /// Its SYN; 0 if that was before anybody looked.
     pub opened_ns: u64,
     /// The latest segment that changed anything here.
     pub last_ns: u64,
@@ -84,7 +84,7 @@ pub struct Exchange {
     request_end: u32,
     /// The same of the latest response.
     response_end: u32,
-    /// The interface that saw the SYN.
+    /// The interface that saw the SYN; 0 until a segment of a connection tells that was there before.
     pub ifindex: u32,
     /// `CLOSED` and its neighbours.
     flags: u8,
@@ -140,6 +140,25 @@ impl Exchange {
         self.is_lower = u8::from(syn.initiator_is_lower());
         self.role = role;
         self.hash = hash;
+    }
+
+    /// Begins with a connection that was there before: its handshake is over, and what is on its way is not
+    /// counted, since nobody has seen what it answers.
+    #[inline(always)]
+    pub fn begin_older(&mut self, hash: u64, tuple: &FourTuple, role: u8, now_ns: u64) {
+        self.begin(hash, tuple, role, 0, now_ns);
+        self.opened_ns = 0;
+        self.seen = HANDSHAKE;
+    }
+
+    /// Whether segments at this interface count: each is seen at two, if both ends are on this host or it
+    /// forwards them.
+    #[inline(always)]
+    pub const fn is_seen_at(&mut self, ifindex: u32) -> bool {
+        if self.ifindex == 0 {
+            self.ifindex = ifindex;
+        }
+        self.ifindex == ifindex
     }
 
     /// How much it matters that it stays where room is needed: a time, later for those that matter more.
@@ -325,6 +344,23 @@ mod tests {
         );
         assert_eq!(e.latest_ns, talk.now_ns - MS);
         assert!(e.run_since_ns < e.latest_ns);
+    }
+
+    #[test]
+    fn a_connection_that_was_there_before_counts_from_its_next_request_on() {
+        let mut talk = Talk::new();
+        let tuple = talk.exchange.tuple;
+        talk.exchange.begin_older(7, &tuple, 1, MS);
+        assert!(talk.exchange.is_seen_at(3) && !talk.exchange.is_seen_at(4));
+        // The rest of a response to what nobody has seen.
+        talk.say(1, 0, 700);
+        for (ms, bytes) in [(3, 60), (5, 70)] {
+            talk.exchange(ms, bytes);
+        }
+        talk.say(0, 0, 100);
+        let e = talk.exchange;
+        assert_eq!((e.opened_ns, e.all.count, e.all.sum_us), (0, 2, 8000));
+        assert_eq!((e.run.count, e.bytes), (1, 70));
     }
 
     #[test]

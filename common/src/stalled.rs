@@ -58,8 +58,8 @@ pub struct StalledRow {
     pub is_used: u8,
     /// [`crate::idle::KEEP_ALIVE`] and [`crate::idle::KEEP_ALIVE_KNOWN`].
     pub settings: u8,
-    /// Always zero.
-    pub pad: u8,
+    /// 1 if it was found to get through again, when it was looked at again.
+    pub is_recovered: u8,
 }
 
 #[cfg(feature = "user")]

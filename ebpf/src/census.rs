@@ -21,7 +21,7 @@ use tuplewatch_common::{
 
 use crate::{
     copied::{Copied, span},
-    idle,
+    exchange, idle,
     layout::{
         ABSENT, BIND_FASTREUSE, DATA_SEGS_IN, DATA_SEGS_OUT, DEATH_ROW_HASHINFO,
         EHASH_BUCKET_CHAIN, EHASH_BUCKET_SIZE, HASHINFO_EHASH, HASHINFO_EHASH_MASK,
@@ -276,6 +276,9 @@ extern "C" fn census_remember(sk: u64, jiffies: u64) -> i32 {
         state,
         now_ns - if age_ns < now_ns { age_ns } else { 0 },
     );
+    if kind == ESTABLISHED {
+        exchange::older(sk, &storage.tuple);
+    }
     1
 }
 

@@ -3,7 +3,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_ktime_get_ns, programs::TcContext};
 use tuplewatch_common::{
-    address::Role,
+    address::{FourTuple, Role},
     exchange::{Exchange, Piece},
     segment::{self, ACK, FIN, Located, RST, SYN},
 };
@@ -13,6 +13,8 @@ use crate::{
     maps::{EXCHANGE_TAGS, EXCHANGES, HOOKED_GUEST, WORK},
     packet::{hooked, unpack},
     skb::{Linear, Packet as _},
+    socket::{self, Kernel},
+    stalled,
     ways::{self, Tags, WAYS},
 };
 
@@ -63,8 +65,7 @@ pub extern "C" fn exchange_take(
     let Some((tags, way, exchange)) = find(hash) else {
         return 0;
     };
-    // Packets of both ends on this host, and those that it forwards, pass two interfaces.
-    if exchange.ifindex != ifindex {
+    if !exchange.is_seen_at(ifindex) {
         return 0;
     }
     let piece = Piece {
@@ -78,6 +79,21 @@ pub extern "C" fn exchange_take(
         free(tags, way, exchange);
     }
     0
+}
+
+/// Begins with a connection that is older than the agent, its local end as if it were the initiator: it is, unless
+/// somebody listens on its port.
+#[inline(always)]
+pub fn older(sk: Kernel, tuple: &FourTuple) {
+    if EXCHANGE_SETS.load() == 0 || stalled::is_listening(socket::netns(sk), tuple.initiator_port) {
+        return;
+    }
+    let hash = tuple.hash();
+    if find(hash).is_none()
+        && let Some(exchange) = place(hash)
+    {
+        exchange.begin_older(hash, tuple, Role::Initiator as u8, now_ns());
+    }
 }
 
 /// What is said on the connection can be read, and is judged by that.

@@ -79,7 +79,7 @@ pub extern "C" fn stalled_look(sk: u64, known_only: u64) -> i32 {
     }
     let counts = counts(sk);
     if !counts.may_be_stalled() {
-        return 0;
+        return recovered(sk, known_only);
     }
     // A kernel that does not tell the window never says that it is closed.
     let is_shut = SND_WND.load() != ABSENT && sk.read::<u32>(&SND_WND) == 0;
@@ -87,7 +87,7 @@ pub extern "C" fn stalled_look(sk: u64, known_only: u64) -> i32 {
     let (next, written) = (word(sk, &SND_NXT), word(sk, &WRITE_SEQ));
     let is_closed = is_shut && written != una;
     if counts.retransmits < TIMEOUTS && counts.probes == 0 && !is_closed {
-        return 0;
+        return recovered(sk, known_only);
     }
     note(sk, &counts, [una, next, written], is_closed, known_only)
 }
@@ -112,14 +112,8 @@ fn note(
         netns,
         pad: 0,
     };
-    if known_only == KNOWN_ONLY {
-        let Some(known) = STALLED.get_ptr(&key) else {
-            return 0;
-        };
-        // SAFETY: a map value stays valid while the program runs.
-        if unsafe { (*known).sk } != sk.0 {
-            return 0;
-        }
+    if known_only == KNOWN_ONLY && known(&key, sk).is_none() {
+        return 0;
     }
     // SAFETY: helpers without arguments.
     let (seen_ns, jiffies) = unsafe { (bpf_ktime_get_ns(), bpf_jiffies64()) };
@@ -157,12 +151,39 @@ fn note(
         is_closed: is_closed as u8,
         is_used: is_used(sk) as u8,
         settings: idle::keep_alive(sk),
-        pad: 0,
+        is_recovered: 0,
     };
     if STALLED.insert(&key, &row, BPF_ANY.into()).is_err() {
         count(Global::StalledFull);
     }
     1
+}
+
+/// The row of a socket, if it has one.
+#[inline(always)]
+fn known<'a>(key: &StalledKey, sk: Kernel) -> Option<&'a mut StalledRow> {
+    // SAFETY: a map value stays valid while the program runs; a race costs at worst one look.
+    let row = unsafe { &mut *STALLED.get_ptr_mut(key)? };
+    (row.sk == sk.0).then_some(row)
+}
+
+/// A socket gets through: its row says so, which else would only grow old as that of a closed one does.
+#[inline(always)]
+fn recovered(sk: Kernel, known_only: u64) -> i32 {
+    if known_only == KNOWN_ONLY
+        && let Some(tuple) = socket::tuple(sk)
+    {
+        let netns = socket::netns(sk);
+        let key = StalledKey {
+            tuple,
+            netns,
+            pad: 0,
+        };
+        if let Some(row) = known(&key, sk) {
+            row.is_recovered = 1;
+        }
+    }
+    0
 }
 
 /// Data has gone through on the connection, either way. A kernel that does not tell is believed that it
@@ -203,7 +224,7 @@ fn milliseconds(jiffies: u32) -> u32 {
 
 /// A census has found a listener on that port.
 #[inline(always)]
-fn is_listening(netns: u32, port: u16) -> bool {
+pub fn is_listening(netns: u32, port: u16) -> bool {
     let key = ListenerKey {
         netns,
         port: port as u32,

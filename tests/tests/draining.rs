@@ -1,5 +1,5 @@
 //! Signature `stuck_keepalive`, cause `draining`: requests that ride on connections to an endpoint that refuses new
-//! ones, or that somebody outside says a service has left.
+//! ones, drops their SYNs, or that somebody outside says a service has left.
 
 mod support;
 
@@ -55,15 +55,20 @@ fn load(net: &Routed, to: &str) -> Result<Load> {
 
 /// An endpoint in its drain: it answers on the connections it has, and refuses new ones.
 fn refuse(net: &Routed) -> Result<()> {
-    net.server.nft(
-        "table inet drain {
-  chain arriving {
-    type filter hook input priority 0;
-    tcp dport 8080 tcp flags & (syn | ack) == syn reject with tcp reset
-  }
+    turn_away(net, "tcp flags & (syn | ack) == syn reject with tcp reset")
 }
-",
-    )
+
+/// What arrives for the service and fits these conditions meets this fate.
+fn turn_away(net: &Routed, fate: &str) -> Result<()> {
+    net.server.nft(&format!(
+        "table inet drain {{
+  chain arriving {{
+    type filter hook input priority 0;
+    tcp dport 8080 {fate}
+  }}
+}}
+"
+    ))
 }
 
 #[test]
@@ -94,6 +99,76 @@ fn requests_that_ride_on_an_endpoint_that_refuses_are_told() -> Result<()> {
     let alerts = agent.alerts()?;
     let ours = |alert: &Value| alert["cause"] == "draining";
     ensure!(alerts.iter().all(ours), "{alerts:#?}");
+    Ok(())
+}
+
+/// An endpoint that says nothing to new clients, which give up after so many milliseconds.
+fn silent(patience_ms: u64) -> Result<()> {
+    let net = Routed::new(RoutedConfig::default())?;
+    let to = net.service().to_string();
+    let _server = net.server.serve(&keeping(&to)?)?;
+    let agent = watch(&net.client, &SOON)?;
+    let pool = pool(&net, &to, 3)?;
+    let load = net.client.load(&LoadConfig {
+        rate: 1.0,
+        seconds: 90.0,
+        connect_timeout_ms: patience_ms,
+        concurrency: 100,
+        ..LoadConfig::new(to.parse()?)
+    })?;
+    std::thread::sleep(3 * SECOND);
+    turn_away(&net, "tcp flags & (syn | ack) == syn drop")?;
+    let dropped = Instant::now();
+    let told = agent.wait_alert(40 * SECOND, |line| is(line, "firing"))?;
+    let took = dropped.elapsed();
+    println!("after {took:?}: {}\n{}", told["summary"], told["ruled_out"]);
+    ensure!(took > 7 * SECOND, "{took:?}");
+    ensure!(told["severity"] == "info", "{told}");
+    ensure!(told["server.address"] == "203.0.113.10", "{told}");
+    let summary = told["summary"].as_str().context("a text")?;
+    for part in ["without answer", "3 older connections"] {
+        ensure!(summary.contains(part), "{summary}");
+    }
+    let report = pool.stop()?;
+    ensure!(report.failed == 0, "{report:?}");
+    agent.wait_alert(30 * SECOND, |line| is(line, "resolved"))?;
+    println!("{:?}", load.stop()?);
+    let alerts = agent.alerts()?;
+    let ours = |alert: &Value| alert["cause"] == "draining";
+    ensure!(alerts.iter().all(ours), "{alerts:#?}");
+    Ok(())
+}
+
+#[test]
+fn an_endpoint_that_drops_syns_is_told() -> Result<()> {
+    silent(3500)
+}
+
+/// Before any SYN is sent again.
+#[test]
+fn clients_that_give_up_at_once_are_enough() -> Result<()> {
+    silent(300)
+}
+
+/// The way there is cut off, old connections and all.
+#[test]
+fn a_path_that_is_cut_is_not_draining() -> Result<()> {
+    let net = Routed::new(RoutedConfig::default())?;
+    let to = net.service().to_string();
+    let _server = net.server.serve(&keeping(&to)?)?;
+    let agent = watch(&net.client, &SOON)?;
+    let pool = pool(&net, &to, 3)?;
+    let load = net.client.load(&LoadConfig {
+        rate: 1.0,
+        seconds: 90.0,
+        connect_timeout_ms: 300,
+        ..LoadConfig::new(to.parse()?)
+    })?;
+    std::thread::sleep(3 * SECOND);
+    turn_away(&net, "drop")?;
+    std::thread::sleep(30 * SECOND);
+    no_alert(&agent)?;
+    drop((pool, load));
     Ok(())
 }
 

@@ -19,6 +19,7 @@ pub mod mute;
 pub mod observation;
 pub mod openers;
 pub mod packed;
+pub mod path_loss;
 pub mod placement;
 pub mod pool;
 pub mod ports;

@@ -14,7 +14,11 @@ use tuplewatch_common::{
 };
 
 use super::{
-    idle::IdleNews, stalled::Stalled, surroundings::Surroundings, suspect::Answers, time::Moment,
+    idle::IdleNews,
+    stalled::{Recovered, Stalled},
+    surroundings::Surroundings,
+    suspect::Answers,
+    time::Moment,
 };
 
 pub use tuplewatch_common::record::{Event, EventKind};
@@ -37,6 +41,9 @@ pub struct Snapshot {
     pub talks: Vec<Talk>,
     /// All connections that make no progress now.
     pub stalled: Vec<Stalled>,
+    /// Those of them that got something through since the last snapshot, and those that stood still meanwhile
+    /// and do no more.
+    pub recovered: Vec<Recovered>,
     /// Connections that woke after an idle time since the last snapshot.
     pub idle: IdleNews,
     /// Responses that cannot be read, of connections with news since the last snapshot.

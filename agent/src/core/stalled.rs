@@ -7,10 +7,17 @@ use std::{
 
 use tuplewatch_common::address::{FourTuple, Point, PortSpaceKey, Role};
 
-use super::{idle::Settings, report::Totals, time::Moment};
+use super::{
+    idle::Settings,
+    path_loss::{PathLoss, Paths},
+    report::Totals,
+    time::Moment,
+};
 
 /// Connections remembered over all port spaces after their stall: some hundred kilobytes.
 const OVER: usize = 1024;
+/// Of connections that are likelier by chance nothing is known by how many there are.
+const UNLIKELY: f64 = 0.01;
 
 /// An established connection that makes no progress, as it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,10 +107,42 @@ impl Stalled {
     }
 }
 
+/// A connection that got something through again after time-outs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Its port space.
+    pub space: PortSpaceKey,
+    /// How many time-outs in a row that took.
+    pub rtos: u32,
+}
+
+impl Recovered {
+    /// Of a connection as it was found last, if data waited on it.
+    #[must_use]
+    pub fn of(stalled: &Stalled) -> Option<Self> {
+        (stalled.how == How::Unacked).then(|| Self {
+            space: stalled.space(),
+            rtos: stalled.rtos,
+        })
+    }
+}
+
+/// What was counted in a port space.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// Since the agent began.
+    pub totals: Totals,
+    /// Within [`super::path_loss::LATELY`].
+    pub lately: Totals,
+    /// Since a moment, or a little longer.
+    pub since: Totals,
+}
+
 /// Port spaces with connections that make no progress.
 #[derive(Clone, Debug, Default)]
 pub struct Stalls {
     all: BTreeMap<PortSpaceKey, Group>,
+    paths: Paths,
 }
 
 /// Those of one port space.
@@ -125,6 +164,20 @@ pub struct Known {
     pub newer_since: Option<Moment>,
     /// Its attempts by then.
     attempts_by_then: u32,
+    /// Repetitions that were in vain for sure.
+    pub in_vain: u32,
+    /// How many connections would have come so far by chance, with what the path was measured to lose: the
+    /// least of all looks, since what is lost later does not explain it.
+    chance: f64,
+    /// How often such connections would have met in their port space by chance: the same, of all that are
+    /// unlikely by themselves at one look.
+    pub together: f64,
+    /// The same if nobody gets through since it stalls: the opens that are lost then are not lost by chance.
+    pub if_down: f64,
+    /// What was measured of the path when that was the least.
+    pub path: PathLoss,
+    /// The latest look.
+    seen: Moment,
 }
 
 /// A connection whose stall is over.
@@ -142,6 +195,58 @@ impl Known {
     #[must_use]
     pub const fn tried_since(&self) -> bool {
         self.newer_since.is_some() && self.stalled.attempts() > self.attempts_by_then
+    }
+
+    fn new(now: Moment, stalled: Stalled, totals: &Totals) -> Self {
+        Self {
+            stalled,
+            baseline: *totals,
+            newer_since: None,
+            attempts_by_then: 0,
+            in_vain: 0,
+            chance: f64::INFINITY,
+            together: f64::INFINITY,
+            if_down: f64::INFINITY,
+            path: PathLoss::default(),
+            seen: now,
+        }
+    }
+
+    /// What stands still now was sent after the look at which something stood still before: that got through.
+    fn is_other_than(&self, stalled: &Stalled) -> bool {
+        stalled.how != How::Closed && stalled.since > self.seen
+    }
+
+    /// Takes how it stands now, on a path that was measured to lose so much.
+    fn take(&mut self, now: Moment, stalled: Stalled, counted: &Counted, path: &PathLoss) {
+        // The latest attempt may be on its way; those of the look before have waited for a second.
+        let attempts = stalled.attempts();
+        let waited = if now > self.seen {
+            self.stalled.attempts().min(attempts)
+        } else {
+            0
+        };
+        self.in_vain = self.in_vain.max(waited).max(attempts.saturating_sub(1));
+        let in_vain = self.in_vain;
+        let chance = |path: &PathLoss| match stalled.how {
+            How::Unacked => path.chance(in_vain),
+            How::Silent => path.chance_of_probes(in_vain),
+            How::Closed => f64::INFINITY,
+        };
+        if chance(path) < self.chance {
+            (self.chance, self.path) = (chance(path), *path);
+        }
+        if counted.since.established == 0 {
+            let before = path.without(&counted.lately);
+            self.if_down = self.if_down.min(chance(&before));
+        }
+        let since = self.stalled.since.min(stalled.since);
+        self.stalled = Stalled { since, ..stalled };
+        if self.newer_since.is_none() && self.since_then(&counted.totals).1 > 0 {
+            self.newer_since = Some(now);
+            self.attempts_by_then = attempts;
+        }
+        self.seen = now;
     }
 
     /// Opens and completed handshakes in its port space since the first look at it.
@@ -165,42 +270,66 @@ impl Group {
         self.over.values()
     }
 
-    fn take(&mut self, now: Moment, stalled: Stalled, totals: &Totals) {
-        let known = self
-            .live
-            .entry(stalled.connection)
-            .or_insert_with(|| Known {
-                stalled: stalled.clone(),
-                baseline: *totals,
-                newer_since: None,
-                attempts_by_then: 0,
-            });
-        let since = known.stalled.since.min(stalled.since);
-        known.stalled = Stalled { since, ..stalled };
-        if known.newer_since.is_none() && known.since_then(totals).1 > 0 {
-            known.newer_since = Some(now);
-            known.attempts_by_then = known.stalled.attempts();
+    fn take(&mut self, now: Moment, stalled: Stalled, counted: &Counted, path: &PathLoss) {
+        let totals = &counted.totals;
+        let connection = stalled.connection;
+        let known = self.live.entry(connection).or_insert_with(|| {
+            self.over.remove(&connection);
+            Known::new(now, stalled.clone(), totals)
+        });
+        if known.is_other_than(&stalled) {
+            *known = Known::new(now, stalled.clone(), totals);
         }
-        self.over.remove(&known.stalled.connection);
+        known.take(now, stalled, counted, path);
+    }
+
+    /// Losses are independent of each other, so that the chances of connections that stall at one time multiply.
+    fn judge(&mut self) {
+        let unlikely = |known: &Known| known.chance < UNLIKELY;
+        let all = self.live.values().filter(|known| unlikely(known));
+        let product: f64 = all.map(|known| known.chance).product();
+        for known in self.live.values_mut() {
+            let together = if unlikely(known) {
+                product
+            } else {
+                known.chance
+            };
+            known.together = known.together.min(together);
+        }
+    }
+
+    /// Connections that got something through since, and already stand still again.
+    fn recovered<'a>(&'a self, stalled: &'a Stalled) -> Option<Recovered> {
+        let known = self.live.get(&stalled.connection)?;
+        let recovered = known.is_other_than(stalled).then_some(&known.stalled)?;
+        Recovered::of(recovered)
     }
 }
 
 impl Stalls {
     /// Takes all that make no progress now; those that are not among them any more are over, and
-    /// remembered for `keep`. `totals` gives the counters of a port space.
+    /// remembered for `keep`. `recovered` are those of them that got through, also those that stood still
+    /// between two looks only. `counted` gives the counters of a port space, and what was counted since a moment.
     pub fn take(
         &mut self,
         now: Moment,
-        stalled: &[Stalled],
+        (stalled, recovered): (&[Stalled], &[Recovered]),
         keep: Duration,
-        totals: impl Fn(&PortSpaceKey) -> Totals,
+        counted: impl Fn(&PortSpaceKey, Moment) -> Counted,
     ) {
+        let again = stalled
+            .iter()
+            .filter_map(|stalled| self.all.get(&stalled.space())?.recovered(stalled));
+        let again: Vec<Recovered> = again.chain(recovered.iter().copied()).collect();
+        self.paths.take(now, &again);
         let mut seen: BTreeSet<(PortSpaceKey, FourTuple)> = BTreeSet::new();
         for stalled in stalled {
             let key = stalled.space();
             seen.insert((key, stalled.connection));
             let group = self.all.entry(key).or_default();
-            group.take(now, stalled.clone(), &totals(&key));
+            let counted = counted(&key, stalled.since);
+            let path = self.paths.loss(&key, &counted.lately);
+            group.take(now, stalled.clone(), &counted, &path);
         }
         let mut over = 0;
         self.all.retain(|key, group| {
@@ -210,6 +339,7 @@ impl Stalls {
             for (connection, known) in gone {
                 group.over.insert(connection, Over { known, at: now });
             }
+            group.judge();
             group.over.retain(|_, over| now.since(over.at) < keep);
             over += group.over.len();
             !group.live.is_empty() || !group.over.is_empty()
@@ -222,6 +352,7 @@ impl Stalls {
     /// Begins anew: nobody has looked for a while.
     pub fn resume(&mut self) {
         self.all.clear();
+        self.paths.clear();
     }
 
     /// Port spaces with connections that make no progress now.
@@ -297,7 +428,11 @@ mod tests {
             established,
             ..Totals::default()
         };
-        stalls.take(Moment(second * S), found, KEEP, |_| totals);
+        stalls.take(Moment(second * S), (found, &[]), KEEP, |_, _| Counted {
+            totals,
+            lately: totals,
+            since: totals,
+        });
     }
 
     #[test]
@@ -323,6 +458,61 @@ mod tests {
             ..Totals::default()
         };
         assert_eq!(known.since_then(&totals), (2, 2));
+    }
+
+    /// What was lost got through between the two looks, and the next segment is lost again.
+    #[test]
+    fn what_was_sent_since_is_another_stall() {
+        let mut stalls = Stalls::default();
+        let again = Stalled {
+            since: Moment(2 * S + S / 4),
+            ..stalled(1, 3)
+        };
+        look(&mut stalls, 2, &[stalled(1, 3)], 10);
+        look(&mut stalls, 4, std::slice::from_ref(&again), 10);
+        let group = stalls.get(&again.space()).unwrap();
+        let known = group.live().next().unwrap();
+        assert_eq!(known.stalled.since, again.since);
+        assert_eq!(known.in_vain, 2, "the latest is on its way");
+        // What it survived is what the path loses.
+        assert_eq!((known.path.repeated, known.path.lost), (1, 1));
+        // The estimate of the same one may be a little earlier or later.
+        let later = Stalled {
+            since: again.since + Duration::from_millis(40),
+            ..again.clone()
+        };
+        look(&mut stalls, 5, &[later], 10);
+        let group = stalls.get(&again.space()).unwrap();
+        let known = group.live().next().unwrap();
+        assert_eq!((known.stalled.since, known.in_vain), (again.since, 3));
+    }
+
+    #[test]
+    fn connections_that_stall_at_one_time_confirm_each_other() {
+        let together = |ports: std::ops::Range<u16>| {
+            let mut stalls = Stalls::default();
+            let probes = |n| {
+                let probes = Stalled {
+                    how: How::Silent,
+                    probes: n,
+                    ..stalled(0, 0)
+                };
+                let each = ports.clone().map(move |port| Stalled {
+                    connection: stalled(port, 0).connection,
+                    ..probes.clone()
+                });
+                each.collect::<Vec<_>>()
+            };
+            for (second, n) in [(2, 1), (3, 2), (4, 2)] {
+                look(&mut stalls, second, &probes(n), 5);
+            }
+            let group = stalls.get(&stalled(1, 0).space()).unwrap();
+            group.live().map(|known| known.together).fold(0.0, f64::max)
+        };
+        let alone = together(1..2);
+        assert!((1e-3..UNLIKELY).contains(&alone), "{alone}");
+        assert!(together(1..3) < 1e-4, "{}", together(1..3));
+        assert!((together(1..3) - alone * alone).abs() < 1e-12);
     }
 
     #[test]

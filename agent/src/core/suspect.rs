@@ -22,8 +22,8 @@ pub struct Answers {
     pub tuple: FourTuple,
     /// Whether this host opened it.
     pub role: Role,
-    /// When it was opened.
-    pub opened: Moment,
+    /// When it was opened; `None` if that was before anybody looked.
+    pub opened: Option<Moment>,
     /// The latest response.
     pub latest: Moment,
     /// All but those of the handshake.
@@ -43,7 +43,7 @@ impl From<&Exchange> for Answers {
         Self {
             tuple: exchange.tuple,
             role: Role::from_u8(exchange.role),
-            opened: Moment(exchange.opened_ns),
+            opened: (exchange.opened_ns != 0).then_some(Moment(exchange.opened_ns)),
             latest: Moment(exchange.latest_ns),
             all: exchange.all,
             run: exchange.run,

@@ -16,10 +16,11 @@ use super::{
     observation::{Event, EventKind, Snapshot, Space3, Translation},
     openers::{OpenerRate, Openers},
     packed::Packed,
+    path_loss,
     report::Totals,
     service::Services,
     space::{Census, Space},
-    stalled::Stalls,
+    stalled::{Counted, Stalls},
     suspect::Suspects,
     threshold::PoolInference,
     time::Moment,
@@ -105,8 +106,10 @@ impl Tables {
             self.resume(now, gap);
         }
         let spaces = &self.spaces;
-        self.stalls
-            .take(now, &snapshot.stalled, keep, |key| totals(spaces, key));
+        let stalls = (&*snapshot.stalled, &*snapshot.recovered);
+        self.stalls.take(now, stalls, keep, |key, since| {
+            counted(spaces, key, now, since)
+        });
         if let Some(rows) = &snapshot.census {
             self.census(now, rows, keep);
         }
@@ -504,6 +507,21 @@ fn activate(space: &mut Space, active: &mut Vec<PortSpaceKey>, key: PortSpaceKey
 fn totals(spaces: &BTreeMap<PortSpaceKey, Box<Space>>, key: &PortSpaceKey) -> Totals {
     let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
     space.map(|space| space.totals()).unwrap_or_default()
+}
+
+/// The same, and what of it was counted lately.
+fn counted(
+    spaces: &BTreeMap<PortSpaceKey, Box<Space>>,
+    key: &PortSpaceKey,
+    now: Moment,
+    since: Moment,
+) -> Counted {
+    let space = spaces.get(key).or_else(|| spaces.get(&wire(key)));
+    space.map_or_else(Counted::default, |space| Counted {
+        totals: space.totals(),
+        lately: space.window(now, path_loss::LATELY),
+        since: space.window(now, now.since(since)),
+    })
 }
 
 /// The same port space on the wire.

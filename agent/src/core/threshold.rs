@@ -185,11 +185,14 @@ thresholds! {
 
     /// Cause `black_holed`.
     black_holed: BlackHoled, per_destination {
-        /// Retransmission time-outs in a row without an acknowledgement: with `warn_after` and at
-        /// a loss of 3 % each way, one segment in a million gets so far.
+        /// Retransmission time-outs in a row without an acknowledgement: fewer are nothing special.
         min_rtos: u32 = 3;
         /// Probes in a row (keep-alive, or of a closed window) without an answer.
         min_probes: u32 = 2;
+        /// How many connections of a port space may come so far by chance, with what the path to the peer was
+        /// measured to lose in the last minute. Where nothing is lost five transmissions in vain are less likely,
+        /// which takes 4 s; where those of others are lost as well, it takes more of them.
+        max_chance: f64 = 0.0001;
         /// How long nothing was acknowledged before anybody is told. Paths are switched within seconds.
         warn_after: Duration = seconds(3);
         /// … that makes it critical: requests have timed out by then.
@@ -223,7 +226,7 @@ thresholds! {
 
     /// Cause `draining`.
     draining: Draining, per_destination {
-        /// Opens refused since the first of them, with none that got through.
+        /// Opens refused, or without answer, since the first of them, with none that got through.
         min_refused: u64 = 3;
         /// Nothing is said before: a network balancer takes three minutes to send new connections elsewhere.
         grace: Duration = seconds(180);

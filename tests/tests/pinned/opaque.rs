@@ -217,6 +217,34 @@ fn what_cannot_be_read_is_suspected_by_lengths_and_times() -> Result<()> {
     Ok(())
 }
 
+/// The connections were there before the agent, and so was the trouble.
+#[test]
+fn connections_older_than_the_agent_are_suspected_too() -> Result<()> {
+    let net = Routed::new(RoutedConfig::default())?;
+    let server = Opaque::new(&net.server, Speech::Hidden, 0)?;
+    let clients = Clients::new(&net.client, Speech::Hidden)?;
+    server
+        .turned_away
+        .store(clients.ports[0], Ordering::Relaxed);
+    std::thread::sleep(2 * SECOND);
+    let agents = [&net.client, &net.server].map(|host| watch(host, &ASKED));
+    let [agent, at_server] = agents;
+    let (agent, at_server) = (agent?, at_server?);
+    let told = agent.wait_alert(20 * SECOND, |line| {
+        is_suspect(line) && line["state"] == "firing"
+    })?;
+    println!("{} {}", told["summary"], told["remedy"]);
+    let remedy = told["remedy"].as_str().context("a remedy")?;
+    for (n, port) in clients.ports.iter().enumerate() {
+        let named = format!("10.79.1.2:{port} → {SERVICE}, older than the agent");
+        ensure!(remedy.contains(&named) == (n == 0), "{port}: {remedy}");
+    }
+    // Who listens has not asked.
+    at_server.expect_no_alert(SECOND, |_| true)?;
+    drop(clients);
+    Ok(())
+}
+
 /// Health checks, say: every connection is answered alike and at once.
 #[test]
 fn a_service_that_answers_everybody_alike_is_not_suspected() -> Result<()> {

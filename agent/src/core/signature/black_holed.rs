@@ -42,7 +42,7 @@ pub fn in_silence(context: &Context<'_>) -> Vec<Killed> {
         let context = &context.at(key);
         let judged = Judged::of(context, key, group);
         if judged.meaning() == Meaning::BlackHoled {
-            let tried = judged.dead.iter().filter(|known| known.tried_since());
+            let tried = judged.dead.iter().filter(|known| judged.is_sure(known));
             all.extend(tried.filter_map(|known| ended(&known.stalled)));
         }
     }
@@ -172,7 +172,7 @@ impl<'a> Judged<'a> {
         self.context.now.since(known.stalled.since)
     }
 
-    /// Enough was tried until then, and in vain.
+    /// Enough was tried until then, and in vain: more than the loss on this path explains.
     fn is_tried(&self, known: &Known, until: Moment) -> bool {
         let (s, rules) = (&known.stalled, self.rules());
         let enough = match s.how {
@@ -180,7 +180,14 @@ impl<'a> Judged<'a> {
             How::Silent => s.probes >= rules.min_probes,
             How::Closed => false,
         };
-        enough && until.since(s.since) >= rules.warn_after
+        enough
+            && known.together.min(known.if_down) <= rules.max_chance
+            && until.since(s.since) >= rules.warn_after
+    }
+
+    /// It is not loss, nor was the path down for a while and its timer is behind.
+    fn is_sure(&self, known: &Known) -> bool {
+        known.tried_since() && known.together <= self.rules().max_chance
     }
 
     /// Nothing got through until then. Where the peer is heard all the same, only its way to this host is
@@ -251,7 +258,7 @@ impl<'a> Judged<'a> {
         if better < self.rules().min_newer.max(1) {
             return Meaning::PathDown;
         }
-        let tried = self.dead.iter().filter(|known| known.tried_since()).count();
+        let tried = self.dead.iter().filter(|known| self.is_sure(known)).count();
         if tried == 0 || (self.is_public_client() && tried < self.rules().min_public as usize) {
             return Meaning::Open;
         }

@@ -113,12 +113,15 @@ fn finding(
     let lately = |at: Moment| context.now.since(at) < context.thresholds.window;
     let named = |a: &Answers| {
         let ends = Ends::of(&a.tuple);
-        let seconds = a.latest.since(a.opened).as_secs_f64();
+        let age = a.opened.map_or_else(
+            || "older than the agent".to_owned(),
+            |opened| format!("{:.0} s old", a.latest.since(opened).as_secs_f64()),
+        );
         if a.closed {
-            format!("{ends}, closed after {seconds:.0} s")
+            format!("{ends}, {age}, closed")
         } else {
             let close = ends.close_command(a.role);
-            format!("{ends}, open for {seconds:.0} s (`{close}` closes it)")
+            format!("{ends}, {age} (`{close}` closes it)")
         }
     };
     let named: Vec<String> = suspects.iter().take(SHOWN).map(|a| named(a)).collect();

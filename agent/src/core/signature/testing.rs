@@ -67,6 +67,8 @@ pub struct Script {
     pub talks: Vec<crate::core::observation::Talk>,
     /// Connections that make no progress.
     pub stalled: Vec<crate::core::stalled::Stalled>,
+    /// Those that got something through in this second.
+    pub recovered: Vec<crate::core::stalled::Recovered>,
     /// Connections that woke after an idle time.
     pub idle: crate::core::idle::IdleNews,
     /// Source ports of the agent's namespace.
@@ -102,6 +104,7 @@ impl Script {
             ports: Vec::new(),
             talks: Vec::new(),
             stalled: Vec::new(),
+            recovered: Vec::new(),
             translations: Vec::new(),
             idle: crate::core::idle::IdleNews::default(),
             local_ports: None,
@@ -206,6 +209,7 @@ impl Script {
                 ports: std::mem::take(&mut self.ports),
                 talks: std::mem::take(&mut self.talks),
                 stalled: self.stalled.clone(),
+                recovered: std::mem::take(&mut self.recovered),
                 idle: std::mem::take(&mut self.idle),
                 answers: Vec::new(),
                 openers: self.openers.iter().map(|(k, o)| (*k, *o)).collect(),

@@ -319,12 +319,14 @@ impl Observer {
         let (spaces, ports) = self.tables.look();
         let talks = self.tables.look_at_talks();
         let stalled = self.stalls.list(&self.tables, &self.rests, now_ns);
+        let recovered = self.stalls.recovered(&self.tables);
         let idle = self.rests.news();
         let answers = self.exchanges.news();
         let snapshot = Snapshot {
             now: Moment(now_ns),
             took: Duration::ZERO,
             stalled,
+            recovered,
             spaces,
             ports,
             talks,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::core::{
     idle::Settings,
-    stalled::{How, Stalled},
+    stalled::{How, Recovered, Stalled},
     time::Moment,
 };
 
@@ -36,6 +36,8 @@ const FULL: u32 = 1_180;
 pub struct Stalls {
     /// By the hash of the connection, and whether the lower end is the sender.
     all: HashMap<(u64, bool), Track, RandomState>,
+    /// Senders that got something through since the last look, and after how many time-outs.
+    recovered: Vec<(FourTuple, u32)>,
 }
 
 /// One direction of a connection.
@@ -148,6 +150,9 @@ impl Stalls {
         };
         let has_ack = segment.flags & (SYN | ACK) == ACK;
         let is_progress = has_ack && segment.ack.wrapping_sub(track.una).cast_signed() > 0;
+        if is_progress && track.rtos > 0 && self.recovered.len() < MOST {
+            self.recovered.push((track.tuple, track.rtos));
+        }
         let is_open = window > 0 || !has_ack;
         let is_over = if track.is_closed {
             is_open
@@ -176,6 +181,17 @@ impl Stalls {
             track.is_closed = true;
             track.since_ns = now_ns;
         }
+    }
+
+    /// Those that got something through since the last look.
+    pub fn recovered(&mut self, tables: &InMemory) -> Vec<Recovered> {
+        let recovered = self.recovered.drain(..);
+        recovered
+            .filter_map(|(tuple, rtos)| {
+                let space = known(tables, &tuple)?;
+                Some(Recovered { space, rtos })
+            })
+            .collect()
     }
 
     /// Those that make no progress, in the order of their connections. Of a connection whose port space is

@@ -77,6 +77,10 @@ impl CensusState {
 impl Kernel {
     /// The first pass, which also remembers the connections that are older than the agent.
     pub(super) fn first_census(&mut self) -> anyhow::Result<()> {
+        if self.exchanges.is_some() {
+            // Who opened a connection is known from who listens.
+            self.walk("census_listeners", 0)?;
+        }
         self.walk("census_seed", 0)
     }
 

@@ -51,7 +51,7 @@ impl Kernel {
             None => Vec::new(),
         };
         let openers = self.openers()?;
-        let stalled = self.stalled(&openers)?;
+        let (stalled, recovered) = self.stalled(&openers)?;
         let globals = self.globals()?;
         let resets = std::mem::take(&mut self.idle_resets);
         let idle = super::idle::news(&resets, census.as_deref().unwrap_or_default());
@@ -64,6 +64,7 @@ impl Kernel {
             ports: changed.ports,
             talks,
             stalled,
+            recovered,
             idle,
             answers: self
                 .exchanges

@@ -17,7 +17,7 @@ use super::{
     load::{Kernel, map_mut},
 };
 use crate::core::{
-    stalled::{How, Process, Stalled},
+    stalled::{How, Process, Recovered, Stalled},
     time::Moment,
 };
 
@@ -29,18 +29,18 @@ const RTO_MAX_MS: u64 = 120_000;
 const TICKS_MS: u64 = 20;
 
 impl Kernel {
-    /// All that make no progress now. Those that are known are looked at again; those that do better are
-    /// taken out of the table. `openers` knows the names of processes.
+    /// All that make no progress now, and those known that got something through. Those that are known are looked at
+    /// again; those that do better are taken out of the table. `openers` knows the names of processes.
     pub(super) fn stalled(
         &mut self,
         openers: &[(OpenerKey, Opener)],
-    ) -> anyhow::Result<Vec<Stalled>> {
+    ) -> anyhow::Result<(Vec<Stalled>, Vec<Recovered>)> {
         if !self.has_census {
-            return Ok(Vec::new());
+            return Ok(Default::default());
         }
         let known: Vec<(StalledKey, StalledRow)> = batch::read(self.hash("STALLED")?)?;
         if known.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Default::default());
         }
         let began_ns = clock::monotonic_ns();
         for some in known.chunks(BATCH) {
@@ -48,10 +48,13 @@ impl Kernel {
         }
         let now: Vec<(StalledKey, StalledRow)> = batch::read(self.hash("STALLED")?)?;
         let mut stalled = Vec::with_capacity(now.len());
-        let mut gone = Vec::new();
+        let (mut gone, mut recovered) = (Vec::new(), Vec::new());
         for (key, row) in &now {
             if row.seen_ns < began_ns {
                 gone.push(*key);
+                if row.is_recovered == 1 {
+                    recovered.extend(Recovered::of(&read(key, row, None, None)));
+                }
                 continue;
             }
             let opened_ns = match row.opened_ns {
@@ -69,7 +72,7 @@ impl Kernel {
         for key in gone {
             let _ = map.remove(&key);
         }
-        Ok(stalled)
+        Ok((stalled, recovered))
     }
 
     fn look_again(&mut self, some: &[(StalledKey, StalledRow)]) -> anyhow::Result<()> {

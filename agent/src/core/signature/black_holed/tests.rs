@@ -1,5 +1,7 @@
 //! A host in a script: connections that stall, and new ones beside them.
 
+mod lossy;
+
 use std::time::Duration;
 
 use tuplewatch_common::address::{FourTuple, Point, v4_mapped};
@@ -152,6 +154,29 @@ fn without_newer_connections_the_path_is_down() {
     assert!(
         summary.contains("nobody has opened another one"),
         "{summary}"
+    );
+}
+
+/// As those who open connections see it: each SYN is sent again, until they give up.
+#[test]
+fn syns_that_are_lost_on_a_path_that_is_down_are_no_chance() {
+    let key = space(Role::Initiator, [10, 0, 0, 1]);
+    let mut host = Script::new();
+    host.run(13, |h, second| {
+        if second < 5 {
+            h.served(key, 5);
+        } else {
+            h.unanswered(key, 3, 5);
+        }
+        let now = second + 1;
+        h.stalled = (5..now.min(6))
+            .flat_map(|_| (1..4).map(|port| stalled(&key, port, 5, now)))
+            .collect();
+    });
+    assert!(
+        host.verdicts().contains(&Verdict::PathDown),
+        "{:?}",
+        host.verdicts()
     );
 }
 

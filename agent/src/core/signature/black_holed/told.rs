@@ -64,7 +64,7 @@ impl Judged<'_> {
 
     fn ruled_out(&self, evidence: &StallEvidence) -> Vec<RuledOut> {
         let large = self.dead.iter().filter(|k| k.stalled.is_full_size).count();
-        let attempts = self.dead.iter().map(|known| known.stalled.attempts()).max();
+        let longest = self.dead.iter().max_by_key(|known| known.in_vain);
         let mut ruled_out = vec![
             RuledOut {
                 name: Verdict::PathDown.name(),
@@ -98,10 +98,7 @@ impl Judged<'_> {
             },
             RuledOut {
                 name: Verdict::PacketLoss.name(),
-                why: format!(
-                    "one of them was sent {} times in a row in vain",
-                    attempts.unwrap_or(0) + 1
-                ),
+                why: longest.map_or_else(String::new, |known| loss(known)),
             },
         ];
         if self.key.role == Role::Responder as u8 {
@@ -114,6 +111,25 @@ impl Judged<'_> {
         }
         ruled_out
     }
+}
+
+/// Why it is not the loss that was measured.
+fn loss(known: &Known) -> String {
+    let path = &known.path;
+    let sent = known.in_vain + u32::from(known.stalled.how == How::Unacked);
+    let measured = match path.sent {
+        0 => "nothing is known of loss on this path".to_owned(),
+        n => format!(
+            "{} of {} on this path were lost ({:.1} %)",
+            path.lost,
+            count(n, "other transmission"),
+            path.share() * 100.0
+        ),
+    };
+    format!(
+        "one of them was sent {sent} times in a row in vain; {measured}, which explains {:.0e} such cases in a minute",
+        known.together
+    )
 }
 
 /// `3 new connections were`.
