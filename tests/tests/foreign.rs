@@ -9,7 +9,7 @@ use support::confined::{Binary, NOBODY};
 use support::foreign::{Foreign, SIDES};
 use support::kernel::{chain, is_hooked};
 use support::{Place, SECOND, fresh, nothing_told, total, watch};
-use tuplewatch_tests::prelude::*;
+use tuplewatch_tests::{patience, prelude::*};
 
 /// Makes 20 connections: the agent must count them all, and the foreign program must see the packets
 /// of every one.
@@ -129,12 +129,17 @@ fn a_clsact_filter_before_us() -> Result<()> {
     Ok(())
 }
 
-/// A clsact filter that comes after us.
+/// A clsact filter that comes after us. Where there is no tcx the newest comes first, until we have taken the place back.
 #[test]
 fn a_clsact_filter_after_us() -> Result<()> {
     let pair = Pair::new(PairConfig::default())?;
     let _server = pair.serve()?;
     let agent = watch(&pair.server, &[])?;
     let foreign = Foreign::clsact(&pair.server)?;
+    assert!(
+        wait_for(20 * SECOND * patience(), || is_hooked(&pair.server, "eth0")),
+        "{:?}",
+        chain(&pair.server, "eth0", TcAttachType::Ingress)?
+    );
     both_see(&pair, &agent, &foreign, 0)
 }

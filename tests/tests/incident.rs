@@ -6,6 +6,7 @@ mod support;
 use std::{
     collections::BTreeSet,
     net::IpAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -69,10 +70,25 @@ struct Outcome {
     client_agents: Vec<Agent>,
 }
 
+/// On an emulated machine, what passes at the first client. The host that runs it gets the file, so that a count that differs
+/// can be looked into afterwards.
+fn record(incident: &Incident) -> Result<Option<Tap>> {
+    let Some(out) = std::env::var_os("TUPLEWATCH_OUT").filter(|_| patience() > 1) else {
+        return Ok(None);
+    };
+    let name = match incident.config.family {
+        Family::V4 => "client1-ipv4.pcap",
+        Family::V6 => "client1-ipv6.pcap",
+    };
+    let file = Path::new(&out).join(name);
+    incident.tap(&incident.clients[0], "eth0", &file).map(Some)
+}
+
 /// Runs the incident with agents in the clients and the server until all have resolved.
 fn run(incident: &Incident) -> Result<Outcome> {
     let resolve = ["--set", "alert.resolve=8s", "--set", "alert.repeat=2s"];
     let _server = incident.serve()?;
+    let recording = record(incident)?;
     let server_agent = watch(&incident.server, &resolve)?;
     let clients = incident.clients.iter().take(watched_clients());
     let client_agents = clients.map(|client| watch(client, &resolve));
@@ -87,6 +103,9 @@ fn run(incident: &Incident) -> Result<Outcome> {
         load.wait()?;
     }
     incident.settle(SECOND, 60 * SECOND * patience())?;
+    if let Some(recording) = recording {
+        println!("{:?}", recording.stop()?);
+    }
     for watched in agents() {
         watched.wait_alert(90 * SECOND, |a| is_reuse(a) && a["state"] == "resolved")?;
     }

@@ -37,6 +37,8 @@ use crate::{
 const AT_A_TIME: usize = 2;
 /// Seconds for booting and switching off, beside the jobs.
 const BOOT: u64 = 60;
+/// The folder of the files that a guest's jobs left, beside what it printed.
+const LEFT: &str = "left";
 /// Lines of a failed job that are shown.
 const TAIL: usize = 60;
 
@@ -272,7 +274,7 @@ fn boot(
     say!("vm: {} ({}): starts", kernel.name, image.release);
     let at = folder(paths).join("runs").join(kernel.name);
     let ended = boot_in(&at, qemu, kernel, image, load, &mut run);
-    let recorded = found(&Ports::new(&at)).and_then(|found| match found {
+    let recorded = found(&Ports::new(&at).files, &at.join(LEFT)).and_then(|found| match found {
         Some(found) => page::record(paths, kernel.name, &found),
         None => Ok(()),
     });
@@ -350,9 +352,14 @@ fn boot_in(
     ended
 }
 
-/// What the test of the hooks left, if it ran.
-fn found(ports: &Ports) -> Result<Option<serde_json::Value>> {
-    let bytes = fs::read(&ports.files).with_context(|| ports.files.display().to_string())?;
+/// Puts the files that the jobs left into `folder`, and returns what the test of the hooks said, if it ran.
+fn found(files: &Path, folder: &Path) -> Result<Option<serde_json::Value>> {
+    let bytes = fs::read(files).with_context(|| files.display().to_string())?;
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let mut hooks = None;
     let mut rest = &bytes[..];
     while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
         let line = String::from_utf8_lossy(&rest[..end]).into_owned();
@@ -360,12 +367,13 @@ fn found(ports: &Ports) -> Result<Option<serde_json::Value>> {
         let length: usize = length.trim().parse().with_context(|| line.clone())?;
         let content = rest[end + 1..].get(..length);
         let content = content.with_context(|| format!("{name} did not come whole"))?;
+        fs::write(folder.join(name), content).with_context(|| line.clone())?;
         if name == page::FILE {
-            return Ok(Some(serde_json::from_slice(content)?));
+            hooks = Some(serde_json::from_slice(content)?);
         }
         rest = &rest[end + 1 + length..];
     }
-    Ok(None)
+    Ok(hooks)
 }
 
 fn read(path: &Path) -> String {
@@ -422,6 +430,23 @@ mod tests {
     }
 
     #[test]
+    fn files_of_the_jobs_come_out_as_they_were() {
+        let at = std::env::temp_dir().join(format!("xtask-left-{}", std::process::id()));
+        fs::create_dir(&at).unwrap();
+        let (files, folder) = (at.join("files"), at.join("left"));
+        let sent = format!("one 3\na\nb{} 2\n{{}}", page::FILE);
+        fs::write(&files, sent).unwrap();
+        let hooks = found(&files, &folder).unwrap();
+        assert_eq!(hooks, Some(serde_json::json!({})));
+        assert_eq!(fs::read(folder.join("one")).unwrap(), b"a\nb");
+        // Those of a former run do not stay.
+        fs::write(&files, "two 9\ncut").unwrap();
+        assert!(found(&files, &folder).is_err());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::remove_dir_all(&at).unwrap();
+    }
+
+    #[test]
     fn what_was_asked_for_is_planned() {
         let names = |kernels: &[&str], jobs: &[&str], all| {
             let owned = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
@@ -433,10 +458,12 @@ mod tests {
         let usual = names(&[], &[], false);
         let kernels: Vec<_> = usual.iter().map(|(kernel, _)| *kernel).collect();
         assert_eq!(kernels, ["6.1", "6.12", "newest"]);
-        assert_eq!(usual[0].1, ["kernel", "content"]);
-        assert_eq!(usual[1].1, ["kernel"]);
+        assert_eq!(usual[0].1, ["kernel", "content", "incident"]);
+        assert_eq!(usual[1].1, ["kernel", "incident-ipv6"]);
+        assert_eq!(usual[2].1, ["kernel"]);
         let one = names(&["6.18"], &[], false);
-        assert_eq!(one, [("6.18", vec!["kernel", "content"])]);
+        let each = vec!["kernel", "content", "incident", "incident-ipv6"];
+        assert_eq!(one, [("6.18", each)]);
         let both = names(&["6.1", "newest"], &["guard"], false);
         assert_eq!(both, [("6.1", vec!["guard"]), ("newest", vec!["guard"])]);
         let all = names(&[], &[], true);

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::PerCpuArray;
-use aya::programs::tc::{self, NlOptions, TcAttachOptions, TcHandle};
+use aya::programs::tc::{self, NlOptions, TcAttachOptions, TcError, TcHandle};
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
+use rustix::io::Errno;
 use tuplewatch_tests::prelude::*;
 
 pub const SIDES: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
@@ -64,9 +65,13 @@ impl Foreign {
         Self::attach(host, || TcAttachOptions::TcxOrder(order()))
     }
 
-    /// As filters of a clsact qdisc, as before Linux 6.6.
+    /// As filters of a clsact qdisc, as before Linux 6.6. The qdisc may be there: ours need it too where there is no tcx.
     pub fn clsact(host: &Host) -> Result<Self> {
-        host.in_ns(|| tc::qdisc_add_clsact("eth0"))??;
+        let is_there = Errno::EXIST.raw_os_error();
+        host.in_ns(|| match tc::qdisc_add_clsact("eth0") {
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(is_there) => Ok(()),
+            added => added,
+        })??;
         Self::filter(host, 1)
     }
 
