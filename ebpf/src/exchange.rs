@@ -82,10 +82,14 @@ pub extern "C" fn exchange_take(
 }
 
 /// Begins with a connection that is older than the agent, its local end as if it were the initiator: it is, unless
-/// somebody listens on its port.
+/// somebody listens on its port. Sockets of namespaces that are not watched do not count, though their packets may pass here.
 #[inline(always)]
 pub fn older(sk: Kernel, tuple: &FourTuple) {
-    if EXCHANGE_SETS.load() == 0 || stalled::is_listening(socket::netns(sk), tuple.initiator_port) {
+    if EXCHANGE_SETS.load() == 0 {
+        return;
+    }
+    let netns = socket::netns(sk);
+    if !socket::is_watched(netns) || stalled::is_listening(netns, tuple.initiator_port) {
         return;
     }
     let hash = tuple.hash();
