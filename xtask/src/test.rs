@@ -144,10 +144,10 @@ impl Step {
                 .arg(paths.fuzz().join("Cargo.toml"))
                 .arg("--target-dir")
                 .arg(paths.root.join("target/fuzz")),
-            // Three at a time: they wait more than they work, but each has several hosts and real time limits.
+            // Two at a time: each test has several hosts and real time limits.
             Self::E2e | Self::Vm => cargo
                 .args(["test", "--package", "tuplewatch-tests", "--no-fail-fast"])
-                .args(["--", "--test-threads", "3"])
+                .args(["--", "--test-threads", "2"])
                 .args(filter),
         };
         cargo
