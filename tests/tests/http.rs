@@ -116,7 +116,11 @@ fn the_pages_tell_the_incident() -> Result<()> {
     promtool(&metrics.body)?;
     let metrics = Samples::parse(&metrics.body)?;
     metrics.never_behind(&before)?;
-    assert!(alert(&status).is_none(), "it has resolved");
+    assert!(
+        alert(&status).is_none(),
+        "it has resolved: {:#?}\n{status}",
+        agent.alerts()?
+    );
     assert_eq!(metrics.get(firing)?, 0.0);
     let place = Place::responder(incident.nat_address(), incident.service());
     let (told, shown) = (place.of(&summary)?, place.of(&status)?);
