@@ -1,4 +1,4 @@
-use tuplewatch_common::address::v4_mapped;
+use tuplewatch_common::address::{FourTuple, v4_mapped};
 
 use super::*;
 
@@ -27,7 +27,12 @@ fn responder(last: u8, role: Role) -> PortSpaceKey {
 }
 
 fn recovered(space: PortSpaceKey, rtos: u32) -> Recovered {
-    Recovered { space, rtos }
+    let connection = FourTuple::default();
+    Recovered {
+        space,
+        connection,
+        rtos,
+    }
 }
 
 #[test]

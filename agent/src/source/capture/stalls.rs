@@ -189,7 +189,12 @@ impl Stalls {
         recovered
             .filter_map(|(tuple, rtos)| {
                 let space = known(tables, &tuple)?;
-                Some(Recovered { space, rtos })
+                let connection = of(&space, tuple);
+                Some(Recovered {
+                    space,
+                    connection,
+                    rtos,
+                })
             })
             .collect()
     }
@@ -255,13 +260,7 @@ impl Track {
             How::Unacked
         };
         let key = known(tables, &self.tuple)?;
-        let connection = if key.initiator == self.tuple.initiator
-            && key.responder_port == self.tuple.responder_port
-        {
-            self.tuple
-        } else {
-            self.tuple.reversed()
-        };
+        let connection = of(&key, self.tuple);
         Some(Stalled {
             connection,
             role: Role::from_u8(key.role),
@@ -288,6 +287,15 @@ impl Track {
             settings: Settings::default(),
             process: None,
         })
+    }
+}
+
+/// A connection of a port space, named by who opened it.
+fn of(key: &PortSpaceKey, sent: FourTuple) -> FourTuple {
+    if key.initiator == sent.initiator && key.responder_port == sent.responder_port {
+        sent
+    } else {
+        sent.reversed()
     }
 }
 

@@ -81,12 +81,17 @@ fn carry(traffic: Traffic, minutes: u64, seed: u64, mut each: impl FnMut(&mut Sc
                     if waits.until(ms, || dice.is(traffic.lost)) {
                         if waits.times >= 2 {
                             let rtos = waits.times;
-                            h.recovered.push(Recovered { space: key, rtos });
+                            let connection = stalled(&key, port, 0, 0).connection;
+                            h.recovered.push(Recovered {
+                                space: key,
+                                connection,
+                                rtos,
+                            });
                         }
                         *sending = None;
                     }
                 } else if dice.is(traffic.per_mille as f64 / 10_000.0) && dice.is(traffic.lost) {
-                    *sending = Some(Sending::new(ms, 200 + port));
+                    *sending = Some(Sending::new(ms, 200 + u64::from(port)));
                 }
             }
         }
