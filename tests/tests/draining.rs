@@ -71,6 +71,34 @@ fn turn_away(net: &Routed, fate: &str) -> Result<()> {
     ))
 }
 
+/// An endpoint that turns new connections away since a moment, and how it does so.
+fn is_told_until_its_drain_is_over(
+    agent: &Agent,
+    since: Instant,
+    how: &str,
+    pool: Pool,
+    load: Load,
+) -> Result<()> {
+    let told = agent.wait_alert(40 * SECOND, |line| is(line, "firing"))?;
+    let took = since.elapsed();
+    println!("after {took:?}: {told}");
+    ensure!(took > 7 * SECOND, "{took:?}");
+    ensure!(told["severity"] == "info", "{told}");
+    ensure!(told["server.address"] == "203.0.113.10", "{told}");
+    let summary = told["summary"].as_str().context("a text")?;
+    for part in [how, "3 older connections"] {
+        ensure!(summary.contains(part), "{summary}");
+    }
+    let report = pool.stop()?;
+    ensure!(report.failed == 0, "{report:?}");
+    agent.wait_alert(30 * SECOND, |line| is(line, "resolved"))?;
+    println!("{:?}", load.stop()?);
+    let alerts = agent.alerts()?;
+    let ours = |alert: &Value| alert["cause"] == "draining";
+    ensure!(alerts.iter().all(ours), "{alerts:#?}");
+    Ok(())
+}
+
 #[test]
 fn requests_that_ride_on_an_endpoint_that_refuses_are_told() -> Result<()> {
     let net = Routed::new(RoutedConfig::default())?;
@@ -82,24 +110,7 @@ fn requests_that_ride_on_an_endpoint_that_refuses_are_told() -> Result<()> {
     std::thread::sleep(3 * SECOND);
     refuse(&net)?;
     let refused = Instant::now();
-    let told = agent.wait_alert(40 * SECOND, |line| is(line, "firing"))?;
-    let took = refused.elapsed();
-    println!("after {took:?}: {}\n{}", told["summary"], told["remedy"]);
-    ensure!(took > 7 * SECOND, "{took:?}");
-    ensure!(told["severity"] == "info", "{told}");
-    ensure!(told["server.address"] == "203.0.113.10", "{told}");
-    let summary = told["summary"].as_str().context("a text")?;
-    ensure!(summary.contains("3 older connections"), "{summary}");
-    // Its drain is over.
-    let report = pool.stop()?;
-    ensure!(report.failed == 0, "{report:?}");
-    agent.wait_alert(30 * SECOND, |line| is(line, "resolved"))?;
-    let report = load.stop()?;
-    println!("{report:?}");
-    let alerts = agent.alerts()?;
-    let ours = |alert: &Value| alert["cause"] == "draining";
-    ensure!(alerts.iter().all(ours), "{alerts:#?}");
-    Ok(())
+    is_told_until_its_drain_is_over(&agent, refused, "refused", pool, load)
 }
 
 /// An endpoint that says nothing to new clients, which give up after so many milliseconds.
@@ -119,24 +130,7 @@ fn silent(patience_ms: u64) -> Result<()> {
     std::thread::sleep(3 * SECOND);
     turn_away(&net, "tcp flags & (syn | ack) == syn drop")?;
     let dropped = Instant::now();
-    let told = agent.wait_alert(40 * SECOND, |line| is(line, "firing"))?;
-    let took = dropped.elapsed();
-    println!("after {took:?}: {}\n{}", told["summary"], told["ruled_out"]);
-    ensure!(took > 7 * SECOND, "{took:?}");
-    ensure!(told["severity"] == "info", "{told}");
-    ensure!(told["server.address"] == "203.0.113.10", "{told}");
-    let summary = told["summary"].as_str().context("a text")?;
-    for part in ["without answer", "3 older connections"] {
-        ensure!(summary.contains(part), "{summary}");
-    }
-    let report = pool.stop()?;
-    ensure!(report.failed == 0, "{report:?}");
-    agent.wait_alert(30 * SECOND, |line| is(line, "resolved"))?;
-    println!("{:?}", load.stop()?);
-    let alerts = agent.alerts()?;
-    let ours = |alert: &Value| alert["cause"] == "draining";
-    ensure!(alerts.iter().all(ours), "{alerts:#?}");
-    Ok(())
+    is_told_until_its_drain_is_over(&agent, dropped, "without answer", pool, load)
 }
 
 #[test]
